@@ -1,6 +1,6 @@
 """Which flags go with slime's own router."""
 
-from argparse import Namespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +14,7 @@ MIDDLEWARE = ["--slime-router-middleware-paths", "a.B"]
 
 def found(*words: str, halves: bool = False) -> list[str]:
     args = parse([*REQUIRED, *words], None)
-    args.served_models = (Namespace(has_pd_disaggregation=halves),)
+    args.served_models = (SimpleNamespace(has_pd_disaggregation=halves),)
     return list(contradictions(args))
 
 

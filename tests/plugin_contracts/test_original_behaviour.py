@@ -4,6 +4,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -91,7 +92,9 @@ def test_chunked_forms_are_the_loop(discount, length):
 def test_a_rank_gets_its_shard_with_the_lengths_of_its_own_samples(monkeypatch):
     shards = [{"partition": [2, 0], "total_lengths": [5, 6, 7], "raw_reward": [0.1, 0.2, 0.3]}, {}]
     fetched = []
-    monkeypatch.setitem(sys.modules, "ray", Namespace(get=lambda ref: fetched.append(ref) or shards[ref]))
+    monkeypatch.setitem(
+        sys.modules, "ray", SimpleNamespace(get=lambda ref: fetched.append(ref) or shards[ref])
+    )
     found = data.process_rollout_data(Namespace(), [Box(0), Box(1)], 0, 2)
     assert (found["total_lengths"], found["local_raw_reward"], fetched) == ([7, 5], [0.3, 0.1], [0])
     assert shards[0]["total_lengths"] == [5, 6, 7]

@@ -3,8 +3,8 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -139,7 +139,7 @@ def test_what_ends_by_itself_is_not_killed_and_the_grace_ends_with_it(monkeypatc
         if len(pauses) == 2:
             child.communicate("go on\n")
 
-    monkeypatch.setattr(reaper, "time", Namespace(sleep=pause, monotonic=lambda: sum(pauses)))
+    monkeypatch.setattr(reaper, "time", SimpleNamespace(sleep=pause, monotonic=lambda: sum(pauses)))
     reaper.reap(known)
     assert child.returncode == 0
     assert len(pauses) == 2 and sum(pauses) < reaper.GRACE_S
@@ -153,6 +153,6 @@ def test_what_does_not_end_by_itself_is_killed_after_the_grace(monkeypatch):
         assert child.poll() is None or sum(pauses) >= reaper.GRACE_S
         pauses.append(seconds)
 
-    monkeypatch.setattr(reaper, "time", Namespace(sleep=pause, monotonic=lambda: sum(pauses)))
+    monkeypatch.setattr(reaper, "time", SimpleNamespace(sleep=pause, monotonic=lambda: sum(pauses)))
     reaper.reap(known)
     assert child.wait() == -signal.SIGKILL and sum(pauses) >= reaper.GRACE_S

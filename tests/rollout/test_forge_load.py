@@ -1,4 +1,4 @@
-from argparse import Namespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,8 +58,10 @@ def test_a_recording_that_is_not_there_is_named(make_args, tmp_path):
 
 def test_sleep_does_not_return(make_args, caplog, monkeypatch):
     waited = []
-    event = Namespace(wait=lambda timeout=None: waited.append(timeout))
-    monkeypatch.setattr(sleep_rollout, "threading", Namespace(Event=lambda: event))  # other threads wait, too
+    event = SimpleNamespace(wait=lambda timeout=None: waited.append(timeout))
+    monkeypatch.setattr(
+        sleep_rollout, "threading", SimpleNamespace(Event=lambda: event)
+    )  # other threads wait, too
     sleep_rollout.sleep(make_args(sglang_router_port=77, rollout_timeout=60), 3, None)
     assert waited == [None]
     assert "rollout 3 sleeps for up to 60 s; the router is http://127.0.0.1:77" in caplog.text

@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 import json
-from argparse import Namespace
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -172,7 +172,7 @@ async def listener():
 
     port = free_port()
     async with await asyncio.start_server(serve, "127.0.0.1", port):
-        yield Namespace(url=f"http://127.0.0.1:{port}", got=got, begun=begun, ended=ended)
+        yield SimpleNamespace(url=f"http://127.0.0.1:{port}", got=got, begun=begun, ended=ended)
 
 
 async def test_who_goes_away_before_the_answer_ends_the_work_and_compressed_requests_stay_so(

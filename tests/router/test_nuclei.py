@@ -3,6 +3,7 @@
 from argparse import Namespace
 from collections.abc import Iterator
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def served(tmp_path_factory) -> Iterator[tuple[torch.nn.Module, Namespace]]:
 
 @pytest.fixture
 def args(served, monkeypatch) -> Namespace:
-    state = Namespace(tokenizer=Namespace(decode=lambda *_, **__: ""), aborted=False)
+    state = SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda *_, **__: ""), aborted=False)
     for module in (generation, sglang_streaming_rollout):
         monkeypatch.setattr(module, "GenerateState", lambda args: state)
     return served[1]

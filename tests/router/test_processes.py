@@ -8,6 +8,7 @@ import stat
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -141,7 +142,7 @@ async def test_the_parent_answers_once_all_its_children_serve(monkeypatch) -> No
         serving.append(serves)
         lines.append((line, asyncio.create_task(line.run())))
         parent._lines.append(await Line.over(ours, parent._answer))
-        return Namespace(terminate=lambda: None)
+        return SimpleNamespace(terminate=lambda: None)
 
     monkeypatch.setattr(Parent, "_start_child", start_child)
     monkeypatch.setattr(processes, "stop_signal", asyncio.Event)

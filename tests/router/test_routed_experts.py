@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -39,9 +40,9 @@ def served(tmp_path_factory) -> Iterator[tuple]:
 
 @pytest.fixture
 def args(served, monkeypatch) -> Namespace:
-    tokenizer = Namespace(decode=lambda *_, **__: "")
+    tokenizer = SimpleNamespace(decode=lambda *_, **__: "")
     for module in (generation, sglang_streaming_rollout):
-        state = Namespace(tokenizer=tokenizer, aborted=False)
+        state = SimpleNamespace(tokenizer=tokenizer, aborted=False)
         monkeypatch.setattr(module, "GenerateState", lambda args, state=state: state)
     return served[1]
 

@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -47,7 +48,7 @@ def _router(args: Namespace, folder) -> RouterProcess:
 async def test_text_gives_the_sample_that_tokens_give(args: Namespace, monkeypatch) -> None:
     tokenizer = load_tokenizer(args.hf_checkpoint, False)
     encode = lambda sample: tokenizer(sample.prompt, add_special_tokens=False)["input_ids"]
-    state = Namespace(tokenizer=tokenizer, encode_prompt=encode)
+    state = SimpleNamespace(tokenizer=tokenizer, encode_prompt=encode)
     monkeypatch.setattr(generation, "GenerateState", lambda args: state)
     for index in range(4):
         params = {"temperature": 1.0, "max_new_tokens": 20, "sampling_seed": index, "no_stop_trim": True}

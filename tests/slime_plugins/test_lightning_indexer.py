@@ -1,7 +1,7 @@
 """Which keys an indexer chooses: those of the highest scores, counted by hand, within each segment."""
 
-from argparse import Namespace
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,12 +22,12 @@ SIZES = IndexerSizes(heads=6, width=8, topk=4, kinds=(1, 0, 1), rope=Rope(base=1
 
 @pytest.fixture
 def indexer():
-    config = Namespace(
+    config = SimpleNamespace(
         **{"q_lora_rank": 10, "hidden_size": 12, "params_dtype": torch.float32, "sequence_parallel": False},
         **{"perform_initialization": True, "init_method": torch.nn.init.normal_},
     )
     torch.manual_seed(2)
-    made = LightningIndexer(config, SIZES, Namespace(tp=None, cp=None))
+    made = LightningIndexer(config, SIZES, SimpleNamespace(tp=None, cp=None))
     torch.nn.init.normal_(made.k_norm.weight)
     torch.nn.init.normal_(made.k_norm.bias)
     return made
@@ -162,7 +162,7 @@ def test_a_choice_travels_with_hidden_states_bit_by_bit(indexer, dtype):
     hidden, latent = inputs()
     layout = PackedLayout.from_boundaries(boundaries(), hidden.device)
     choice = indexer(hidden, latent, layout)
-    stage = Namespace(config=Namespace(sequence_parallel=False, hidden_size=12))
+    stage = SimpleNamespace(config=SimpleNamespace(sequence_parallel=False, hidden_size=12))
     wide = EdgeLayer._widened(stage, hidden.to(dtype), choice, layout)
     assert wide.shape == (sum(LENGTHS), 1, 12 + 4 * 4 // dtype.itemsize)
     narrow, found = EdgeLayer._narrowed(stage, wide, layout)

@@ -1,7 +1,6 @@
 """RLOO, Dr. GRPO, REINFORCE++ and DAPO's pieces, each as its paper writes it."""
 
 import random
-from argparse import Namespace
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from slime.training.overlong import soft_overlong_punishment
 from slime.training.rewards import post_process_rewards
 from slime.utils import ppo_utils as ppo
 from slime.utils.types import Sample
+from tests.run_args import run_args
 from tests.training.cases import flags
 
 
@@ -112,7 +112,7 @@ def test_the_punishment_comes_before_the_baseline_and_not_into_the_metric(estima
 def test_truncated_samples_may_be_left_out_of_the_loss():
     cut, whole = Sample(status=Sample.Status.TRUNCATED), Sample(status=Sample.Status.COMPLETED)
     deep = Sample(status=Sample.Status.TRUNCATED)
-    leave_out_truncated(Namespace(), [[cut, [deep]], [whole]])
+    leave_out_truncated(run_args(), [[cut, [deep]], [whole]])
     assert cut.remove_sample and deep.remove_sample and not whole.remove_sample
 
 

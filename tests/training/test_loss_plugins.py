@@ -1,6 +1,6 @@
 """Losses of users get log-probs and values by the calls that the original takes."""
 
-from argparse import Namespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_a_rank_s_part_is_that_of_the_mpu_which_the_module_holds_now(monkeypatch
     whole = keep(16)
     assert not whole.all()
     for rank in range(2):
-        layout = Namespace(
+        layout = SimpleNamespace(
             get_context_parallel_world_size=lambda: 2, get_context_parallel_rank=lambda rank=rank: rank
         )
         monkeypatch.setattr(loss, "mpu", layout)

@@ -1,6 +1,6 @@
 """Routes of samples: what is refused, and where they are in the rows of a micro-batch."""
 
-from argparse import Namespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,7 +102,7 @@ def test_routes_lie_where_their_tokens_are(cp, contiguous):
     }
     seen = 0
     for rank in range(cp):
-        context = Namespace(cp_size=cp, cp_rank=rank, contiguous_cp=contiguous)
+        context = SimpleNamespace(cp_size=cp, cp_rank=rank, contiguous_cp=contiguous)
         batch = packed_micro_batch(DataIterator(shard, [[0, 1, 2]]), (), 8, context)
         split = RowSplit.of(batch["segment_lengths"], context)
         routes = packed_routes([s.rollout_routed_experts for s in samples], split)

@@ -1,6 +1,6 @@
 """Weights that an engine starts with."""
 
-from argparse import Namespace
+from types import SimpleNamespace
 
 import torch
 
@@ -14,7 +14,7 @@ def test_random_weights_follow_from_their_seed_and_norms_are_one():
             "b.weight": torch.zeros(300),
             "norm.weight": torch.zeros(5),
         }
-        load_random(Namespace(named=named), seed)
+        load_random(SimpleNamespace(named=named), seed)
         return named
 
     first, same, other = load(3), load(3), load(4)

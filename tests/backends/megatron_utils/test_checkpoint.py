@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-from argparse import Namespace
 from pathlib import Path
 
 import psutil
@@ -11,6 +10,7 @@ import pytest
 import torch
 from megatron.core import dist_checkpointing
 
+from slime.arguments.core.run_args import copied
 from slime.backends.megatron_utils import checkpoint as checkpoint_module
 from slime.backends.megatron_utils.checkpoint import is_megatron_checkpoint
 from slime.backends.megatron_utils.hf_weights import HfWeights
@@ -161,7 +161,7 @@ LAYOUTS = [(1, {}), (2, {}), (2, PP2), (2, VPP2), (2, CP2), (4, {**TP2, **PP2})]
 
 def test_what_several_buckets_held_goes_on_in_one(checkpoint, rollouts, tmp_path):
     args = trainer_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **FLAGS)
-    run_ranks(_run, 2, Namespace(**vars(args) | BUCKETS), {i: rollouts[i] for i in range(2)}, 1)
+    run_ranks(_run, 2, copied(args, **BUCKETS), {i: rollouts[i] for i in range(2)}, 1)
     (through,) = run_ranks(_run, 1, trainer_args(checkpoint, **FLAGS), rollouts, -1)
     (resumed,) = run_ranks(_run, 1, args, rollouts, -1)
     for before, after in zip(through["steps"][2:], resumed["steps"], strict=True):

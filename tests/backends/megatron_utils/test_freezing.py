@@ -1,9 +1,8 @@
 """Freezing goes by names of the whole model, whatever the parallel layout."""
 
-from argparse import Namespace
-
 import pytest
 
+from slime.arguments.core.run_args import copied
 from slime.backends.megatron_utils.initialize import init
 from slime.backends.megatron_utils.model_provider import freeze_model_params, get_model
 from slime.backends.megatron_utils.named_params import named_params
@@ -26,7 +25,7 @@ def checkpoint(tmp_path_factory):
 def _outcome(args, flags):
     """What trains under these flags on this rank, or the complaint about them."""
     try:
-        chunks = get_model(run_config(Namespace(**{**vars(args), **flags})))
+        chunks = get_model(run_config(copied(args, **flags)))
     except ValueError as error:
         return str(error)
     return sorted(name for name, param in named_params(chunks) if param.requires_grad)
