@@ -22,6 +22,10 @@ def _plain(value: float) -> str:
     return f"{value:.3f}"
 
 
+def _loss(value: float) -> str:
+    return f"{round(value, 4) + 0.0:.4f}"  # what rounds to zero has no sign
+
+
 def duration(seconds: float) -> str:
     """Seconds for people: ``1:05:09``, ``3:20``."""
     minutes, rest = divmod(round(seconds), 60)
@@ -37,8 +41,8 @@ def _seconds(value: float) -> str:
 RESULT_COLUMNS: tuple[Column, ...] = (
     ("reward", ("rollout/raw_reward",), _plain),
     ("len", ("rollout/response_len/mean",), lambda value: f"{value:.1f}"),
-    ("loss", ("train/loss",), lambda value: f"{value:.4f}"),
-    ("critic", ("train/critic-value_loss",), lambda value: f"{value:.4f}"),
+    ("loss", ("train/loss",), _loss),
+    ("critic", ("train/critic-value_loss",), _loss),
     ("ppo_kl", ("train/ppo_kl",), _small),
     ("kl", ("train/kl_loss",), _small),
     ("grad", ("train/grad_norm",), _plain),

@@ -26,15 +26,17 @@ _STARTING = re.compile(r"^\d+ start: (.*?)\n$", re.MULTILINE | re.DOTALL)
 def table(ending: str = ".sh") -> dict[str, list[str]]:
     """By script: what the page says refuses it, nothing if it starts; ``.py`` for the launchers in Python."""
     page = PAGE.read_text(encoding="utf-8")
-    found: dict[str, list[str]] = {name: [] for names in _STARTING.findall(page) for name in _quoted(names)}
+    found: dict[str, list[str]] = {name: [] for name in SCRIPTS}
+    found |= {name: [] for names in _STARTING.findall(page) for name in _quoted(names)}
     found |= {row["name"]: _quoted(row["why"]) for row in _ROW.finditer(page)}
     return {name: messages for name, messages in found.items() if name.endswith(ending)}
 
 
 def starting(names: Iterable[str]) -> str:
-    """The paragraph of those that start."""
-    listed = ", ".join(f"`{name}`" for name in names)
-    text = f"{listed.count(',') + 1} start: {listed}."
+    """The paragraph of those that start; by name if only the original has a list of them."""
+    known = list(names)
+    named = ", ".join(f"`{name}`" for name in known)
+    text = f"{len(known)} start: {'all but these' if SCRIPTS.keys() >= {*known} else named}."
     return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False)
 
 

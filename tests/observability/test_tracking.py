@@ -78,6 +78,15 @@ def test_fine_tuning_shows_no_reward(tmp_path):
     assert stream.getvalue() == "rollout   1/15  loss 0.5000  | step 1.0s\n"
 
 
+def test_what_rounds_to_zero_has_no_sign(tmp_path):
+    """As the loss of a rollout that is one optimizer step: rewards are centred within groups."""
+    stream = io.StringIO()
+    ConsoleSink(run_config(make_args(tmp_path)), stream).write(
+        "rollout", 0, {"train/loss": -1e-9, "perf/step_time": 1.0}
+    )
+    assert "loss 0.0000 " in stream.getvalue()
+
+
 def test_a_step_that_was_never_ended_is_shown_at_the_end(tmp_path):
     stream = io.StringIO()
     tracker = Tracker([ConsoleSink(run_config(make_args(tmp_path)), stream)])
