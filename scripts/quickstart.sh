@@ -3,7 +3,7 @@
 #
 #     bash scripts/quickstart.sh [--seed N] [--output DIR] [--train-backend fsdp] [--advantage-estimator NAME]
 #
-# Makes .venv on the first run, then takes three to four minutes. See docs/quickstart.md.
+# Makes .venv on the first run, then takes about three minutes. See docs/quickstart.md.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
 
