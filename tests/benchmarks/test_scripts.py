@@ -29,6 +29,7 @@ SCRIPTS = {
     "convert_30b": ["--layers", "1", "--experts", "2", "--vocab-size", "512"],
     "grpo_step": ["--sizes", "0.5M", "--steps", "2"],
     "startup": ["--rounds", "1"],
+    "adapter_turns": ["--sessions", "2", "--context", "1024", "--turns", "1", "--rounds", "1"],
     "gpu_loop": [
         *("--size", "tiny", "--dtype", "float32", "--engine", "embedded", "--steps", "1", "--prompts", "2"),
         *("--samples", "2", "--new-tokens", "8"),
@@ -54,7 +55,7 @@ MODULES = {
 CLUSTER = ("against_trl", "grpo_step", "gpu_loop", "startup")
 NIGHTLY = (
     *(*CLUSTER, "convert_30b", "rollout_driver", "router", "data_loading"),
-    *("in_flight", "generic_executor", "hf_load", "random_syncs"),
+    *("in_flight", "generic_executor", "hf_load", "random_syncs", "adapter_turns"),
 )
 # Seconds of their time are imports.
 FORKED = (

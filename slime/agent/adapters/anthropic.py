@@ -9,7 +9,7 @@ from aiohttp import web
 
 from slime.agent.adapters.common import UNREADABLE, BaseAdapter, Refused, Turn
 from slime.agent.adapters.forced import forced_call, is_set
-from slime.agent.adapters.growing import EventStream
+from slime.agent.adapters.growing import EventStream, body_of
 from slime.agent.adapters.session import TurnRequest, reminder
 
 # Of a request, by the names that the engine has for them.
@@ -41,7 +41,7 @@ class AnthropicAdapter(BaseAdapter):
         try:
             sid = _session_of(request)
             self.open_session_of(sid)
-            body = await request.json()
+            body = await body_of(request)
             single = is_set(body.get("tool_choice") or {}, "disable_parallel_tool_use", default=False)
             asked = TurnRequest(sid, *_read(body, self._tool_parser), single)
             if body.get("stream"):

@@ -1,4 +1,4 @@
-"""An answer that the agent is told while the engine writes it, or why there is none."""
+"""What the agent asks, and an answer that it is told while the engine writes it, or why there is none."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
+import orjson
 from aiohttp import web
 
 from slime.agent.adapters.session import Refused
@@ -77,6 +78,15 @@ def _message_of(body: str) -> str:
     for key in ("error", "message"):
         said = said.get(key, said) if isinstance(said, dict) else said
     return said if isinstance(said, str) else body
+
+
+async def body_of(request: web.Request) -> Any:
+    """The JSON of a request, whose conversation may be long.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return orjson.loads(await request.read())
 
 
 class EventStream:

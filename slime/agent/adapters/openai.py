@@ -10,7 +10,7 @@ from aiohttp import web
 
 from slime.agent.adapters.common import UNREADABLE, BaseAdapter, Refused, Turn
 from slime.agent.adapters.forced import is_set
-from slime.agent.adapters.growing import EventStream
+from slime.agent.adapters.growing import EventStream, body_of
 from slime.agent.adapters.openai_fields import (
     bearer,
     check_names,
@@ -44,7 +44,7 @@ class OpenAIAdapter(BaseAdapter):
         try:
             if named := bearer(request):
                 self.open_session_of(named)
-            body = await request.json()
+            body = await body_of(request)
             messages, tools, params = _read(body, self._tool_parser)
             single = not is_set(body, "parallel_tool_calls", default=True)
             asked = TurnRequest(session_of(request, body), messages, tools, params, single)

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from slime.agent.adapters.common import UNREADABLE, BaseAdapter
-from slime.agent.adapters.growing import EventStream
+from slime.agent.adapters.growing import EventStream, body_of
 from slime.agent.adapters.openai_fields import bearer, described, error_response, session_of
 from slime.agent.adapters.responses_request import ResponseRequest, read_request
 from slime.agent.adapters.session import Refused, Session, Turn, TurnRequest
@@ -43,7 +43,7 @@ class Responses:
         try:
             if named := bearer(request):
                 self._adapter.open_session_of(named)
-            body = await request.json()
+            body = await body_of(request)
             sid = session_of(request, body)
             session = self._adapter.open_session_of(sid)
             wanted = read_request(body, self._tool_parser, session.responses)
