@@ -42,7 +42,7 @@ serves float8 and 4-bit checkpoints in bfloat16 and float16 only.
 
 `--sglang-*` options that say how SGLang uses its GPUs (memory, kernels, graphs, drafting, parallel
 attention) have no effect on the embedded engine, and a note says so. Options that change what is served, as
-`--sglang-enable-lora`, are refused there.
+`--sglang-lora-paths`, are refused there.
 
 ## Grammars
 

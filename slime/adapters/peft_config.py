@@ -1,7 +1,8 @@
 """PEFT's ``adapter_config.json``, without torch."""
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,35 @@ def peft_config(config: LoraConfig, base: str, targets: list[str]) -> dict[str, 
     }
 
 
+def served_config(config: LoraConfig, modules: Iterable[str]) -> dict[str, Any]:
+    """What engines are told of an adapter of these modules.
+
+    SGLang takes alpha / rank for the scale, whatever ``use_rslora`` says, and knows modules by last names.
+    """
+    ends = sorted({module.rpartition(".")[2] for module in modules})
+    alpha = config.lora_scale * config.lora_rank
+    return peft_config(config, "", ends) | {"lora_alpha": alpha, "use_rslora": False}
+
+
+def scale_of(found: Mapping[str, Any]) -> float:
+    """The factor of what an adapter gives.
+
+    Raises:
+        KeyError, TypeError, ValueError, ZeroDivisionError: its config does not say.
+    """
+    rank = int(found["r"])
+    return float(found["lora_alpha"]) / (math.sqrt(rank) if found.get("use_rslora") else rank)
+
+
+def not_computed(found: Mapping[str, Any]) -> list[str]:
+    """What the config of an adapter asks for and nothing here computes, a line each."""
+    return [
+        f"says {key} {found[key]!r}, which is not computed here (wanted: {idle[0]!r})"
+        for key, idle in _IDLE.items()
+        if key in found and found[key] not in idle
+    ]
+
+
 def unlike(path: str | Path, config: LoraConfig) -> list[str]:
     """What keeps a run from starting with the adapter at ``path``, a line each."""
     try:
@@ -53,11 +83,7 @@ def unlike(path: str | Path, config: LoraConfig) -> list[str]:
         return [f"{CONFIG_FILE} is no JSON object"]
     if not (Path(path) / WEIGHTS_FILE).is_file():
         return [f"has no {WEIGHTS_FILE}"]
-    wrong = [
-        f"{CONFIG_FILE} says {key} {found[key]!r}, which is not computed here (wanted: {idle[0]!r})"
-        for key, idle in _IDLE.items()
-        if key in found and found[key] not in idle
-    ]
+    wrong = [f"{CONFIG_FILE} {line}" for line in not_computed(found)]
     own = {"r": config.lora_rank, "lora_alpha": config.lora_alpha, "use_rslora": config.lora_use_rslora}
     wrong += [
         f"{CONFIG_FILE} says {key} {found.get(key)} (wanted: {value}, as {_FLAGS[key]} has it)"

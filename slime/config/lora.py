@@ -7,6 +7,8 @@ from slime.config.flag import flag, place_flag
 
 ALL_LINEAR = "all-linear"
 """The target that stands for every linear layer of the decoder."""
+SERVED_ADAPTER = "slime"
+"""The name that engines know the adapter by, where they get it beside the base."""
 _NEEDED = "--lora-rank"
 
 
@@ -45,6 +47,13 @@ class LoraConfig:
         help="linear layers, named likewise, that get no adapter",
         idle_without=_NEEDED,
     )
+    lora_merge: bool = flag(
+        True,
+        names=("--no-lora-merge",),
+        help="engines get the base once, then adapters alone, which they compute beside it, in the place "
+        "of merged weights",
+        idle_without=_NEEDED,
+    )
     lora_save_merged: bool = flag(
         False,
         help="--save-hf writes the whole model with what adapters add, and the adapter under adapter/ there",
@@ -58,6 +67,11 @@ class LoraConfig:
     def adapts(self) -> bool:
         """Whether adapters train, and nothing else does."""
         return self.lora_rank > 0
+
+    @property
+    def serves_adapter(self) -> bool:
+        """Whether engines have the adapter beside the base, so that requests have to name it."""
+        return self.adapts and not self.lora_merge
 
     @property
     def lora_scale(self) -> float:

@@ -5,6 +5,7 @@ from typing import Any
 
 from slime.config.cluster import ClusterConfig
 from slime.config.hf_checkpoint import HfCheckpointConfig
+from slime.config.lora import LoraConfig
 from slime.config.nucleus import NucleusConfig
 from slime.config.off_policy import OffPolicyConfig
 from slime.config.precision import PrecisionConfig
@@ -26,6 +27,7 @@ class ServerConfig:
     precision: PrecisionConfig
     nucleus: NucleusConfig
     off_policy: OffPolicyConfig
+    lora: LoraConfig
     trainer: TrainerConfig
     router: RouterConfig
     weight_sync: WeightSyncConfig

@@ -149,7 +149,8 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         Metric("perf/update_weights_floor_share", "that over the transfer time", "part", "", "up to 1"),
         Metric(
             "perf/update_weights_density",
-            "part of the bytes that has changed, with `--update-weight-mode delta`",
+            "part of the bytes that has changed, with `--update-weight-mode delta`, or that "
+            "[adapters](lora.md#sync) have, with `--no-lora-merge`",
             "",
             SUM,
             "",

@@ -15,6 +15,7 @@ from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.router import RouterError
 from slime.backends.sglang_utils.server_engine import EngineStartError
 from slime.config.fleet import FleetConfig
+from slime.config.lora import SERVED_ADAPTER
 from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_watch import EngineFailure, EngineWatch, WatchTimes
 from slime.ray.served_model import ServedModel
@@ -151,12 +152,13 @@ class Fleet:
         Raises:
             PolicyMismatch: of the first engine that is too far away.
         """
+        adapter = SERVED_ADAPTER if self._config.lora.serves_adapter else None
         for model in self._updated:
             for engine in model.living:
                 if engine.kind != "regular":
                     logger.warning("%s is a %s engine: its policy is not checked", engine, engine.kind)
                     continue
-                found = self._ask(model, engine, lambda client: log_probs_of(client, tokens))
+                found = self._ask(model, engine, lambda client: log_probs_of(client, tokens, adapter))
                 if found is not None:
                     gap = require_same_policy(self._config, f"{engine}, model {model.name}", found, expected)
                     logger.info("%s serves the trainer's policy: log-probs %.2g apart", engine, gap)

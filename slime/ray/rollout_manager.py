@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 from slime.arguments.core.runtime_context import with_context
+from slime.config.lora import SERVED_ADAPTER
 from slime.config.run import RunConfig, run_config
 from slime.observability.logging_utils import take_logged
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
@@ -82,7 +83,8 @@ class RolloutManager:
         """Brings up engines and router; returns when they serve."""
         self._fleet.start()
         if self._fleet.models:
-            init_http_client(self._config.flat)
+            serves_adapter = self._config.lora.serves_adapter and not self._config.debug.debug_rollout_only
+            init_http_client(self._config.flat, adapter=SERVED_ADAPTER if serves_adapter else None)
             self._share_key()
         reached("engines ready")
 

@@ -89,8 +89,11 @@ def number_format(config: FleetConfig) -> str:
     return max(found, key=lambda name: BOUNDS.get(name, math.inf))
 
 
-def log_probs_of(client: EngineClient, tokens: Sequence[int]) -> list[float]:
+def log_probs_of(client: EngineClient, tokens: Sequence[int], adapter: str | None = None) -> list[float]:
     """The engine's log-probs of all tokens but the first.
+
+    Args:
+        adapter: with which it is to compute them; without one the base.
 
     Raises:
         EngineError: it did not answer, or refused.
@@ -100,6 +103,7 @@ def log_probs_of(client: EngineClient, tokens: Sequence[int]) -> list[float]:
         "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
         "return_logprob": True,
         "logprob_start_len": 0,
+        **({"lora_path": adapter} if adapter else {}),
     }
     entries = client.request("POST", "/generate", body)["meta_info"]["input_token_logprobs"]
     return [math.nan if entry[0] is None else float(entry[0]) for entry in entries[1:]]

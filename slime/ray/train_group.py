@@ -182,9 +182,13 @@ class RayTrainGroup:
         self._prove_policy()
 
     def _prove_policy(self) -> None:
-        """Holds the engines' log-probs of a text against the trainer's, once or after each update."""
+        """Holds the engines' log-probs of a text against the trainer's, once or after each update.
+
+        Adapters add nothing at first, so that they are not proven by the first one.
+        """
         sync = self._config.weight_sync
-        if not sync.check_served_policy or (self._proven and not sync.check_weight_update_equal):
+        again = sync.check_weight_update_equal or self._config.lora.serves_adapter
+        if not sync.check_served_policy or (self._proven and not again):
             return
         self._proven = True
         tokens = self._rollout.probe_tokens()

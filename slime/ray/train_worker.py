@@ -32,12 +32,13 @@ from slime.training.roles import ACTOR, ROLES
 from slime.training.staleness import staleness_metrics
 from slime.training.trainer import Trained, Trainer
 from slime.training.versions import OLD_ACTOR, REFERENCE, ROLLOUT_ACTOR, TEACHER, TRAINED
+from slime.training.weights import ADAPTER, BASE
 from slime.utils.accelerator import empty_cache
 from slime.utils.misc import load_function
 from slime.utils.reserved_ports import reserve_port
 from slime.utils.types import EngineEndpoint, RolloutBatch
 from slime.weight_sync.report import SyncReport
-from slime.weight_sync.update import WeightUpdate
+from slime.weight_sync.update import AdapterWeights, WeightUpdate
 
 
 class TrainWorker:
@@ -165,9 +166,10 @@ class TrainWorker:
         """Prepares weight sync with these engines, in place of those before."""
         if self._update is None:
             served = self._config.engines.synced_checkpoint
-            self._update = WeightUpdate(
-                self._config, self.backend.weights(), served=served, spans=self._timer.spans
-            )
+            lora, weights = self._config.lora, self.backend.weights
+            beside = AdapterWeights(weights(ADAPTER), lora) if lora.serves_adapter else None
+            whole, spans = weights(BASE) if beside else weights(), self._timer.spans
+            self._update = WeightUpdate(self._config, whole, served=served, spans=spans, adapters=beside)
             if self._takes_over:
                 self._update.take_over()
         self._update.connect(endpoints)

@@ -11,6 +11,8 @@ NamedTensors = list[tuple[str, torch.Tensor]]
 
 FULL = "full"
 """The form of weights in which every tensor of the model is whole, with what adapters add in it."""
+BASE = "base"
+"""The form in which every tensor of the model is whole, without what adapters add."""
 ADAPTER = "adapter"
 """The form in which there are the low-rank adapters alone."""
 

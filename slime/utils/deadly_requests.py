@@ -18,7 +18,8 @@ def refuse_deadly(payload: Mapping[str, Any], vocab_size: int | None = None) -> 
         vocab_size: of the served model, if it is known.
 
     Raises:
-        DeadlyRequest: a prompt without tokens, a token that the model has not, or log-probs from before it.
+        DeadlyRequest: a prompt without tokens, a token that the model has not, log-probs from before it, or
+            a list of adapters for a single prompt.
     """
     ids, texts = payload.get("input_ids"), payload.get("text")
     # an empty list of ids is no prompt at all, and refused by the engine
@@ -30,6 +31,9 @@ def refuse_deadly(payload: Mapping[str, Any], vocab_size: int | None = None) -> 
     for start in starts if isinstance(starts, list) else [starts]:
         if isinstance(start, int) and start < -1:
             raise DeadlyRequest(f"logprob_start_len: {start}, wanted -1 or more (SGLang ends with it)")
+    alone = isinstance(texts, str) or (isinstance(ids, list) and ids and isinstance(ids[0], int))
+    if alone and isinstance(payload.get("lora_path"), list):
+        raise DeadlyRequest("lora_path: a list for a single prompt, wanted a name (SGLang ends with it)")
 
 
 def _rows(ids: Any) -> Iterator[list[Any]]:

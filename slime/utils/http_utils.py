@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 RETRY_PAUSE_S = 1.0
 ERROR_BODY_CHARACTERS = 2000
+_GENERATING = ("/generate", "/v1/completions", "/v1/chat/completions")
 _EVENT, _LAST_EVENT = b"data:", b"[DONE]"
 
 
@@ -67,11 +68,13 @@ class _ClientSettings:
         headers: sent to ``origins`` alone; user code posts to judges and sandboxes with the same client.
         origins: of the run's own servers, as ``http://host:port``.
         vocab_sizes: of the models behind some of them.
+        adapter: the one that the run's own engines compute requests with that do not say otherwise.
     """
 
     headers: dict[str, str] = field(default_factory=dict)
     origins: set[str] = field(default_factory=set)
     vocab_sizes: dict[str, int] = field(default_factory=dict)
+    adapter: str | None = None
 
 
 _settings = _ClientSettings()
@@ -93,8 +96,13 @@ def get_rollout_num_engines(args: EngineGpus) -> int:
     return known or max(1, args.rollout_num_gpus // args.rollout_num_gpus_per_engine)
 
 
-def init_http_client(args: Any, api_key: str | None = None) -> None:
-    """Sets the routers' key, which requests to them carry from now on."""
+def init_http_client(args: Any, api_key: str | None = None, adapter: str | None = None) -> None:
+    """Sets the routers' key, which requests to them carry from now on.
+
+    Args:
+        adapter: the name of one that requests to generate carry too, unless they have a ``lora_path``; null
+            there asks the base.
+    """
     global _settings
     headers = bearer_header(api_key or getattr(args, "sglang_api_key", None))
     routers = dict(getattr(args, "sglang_model_routers", None) or {})
@@ -103,7 +111,7 @@ def init_http_client(args: Any, api_key: str | None = None) -> None:
     size = getattr(args, "vocab_size", None)
     vocab_sizes = {http_url(host, port): size} if host and port and size else {}
     origins = {http_url(host, port) for host, port in routers.values() if host and port}
-    _settings = _ClientSettings(headers, origins, vocab_sizes)
+    _settings = _ClientSettings(headers, origins, vocab_sizes, adapter)
 
 
 def share_key_with(url: str) -> None:
@@ -225,9 +233,12 @@ async def _retried(max_retries: int, attempt: Callable[[], Awaitable[T]]) -> T:
 def _encoded(url: str, payload: Mapping[str, Any] | None) -> bytes | None:
     if payload is None:
         return None
-    origin = _origin(url)
-    if origin in _settings.origins and urlsplit(url).path == "/generate":
-        refuse_deadly(payload, _settings.vocab_sizes.get(origin))
+    origin, path = _origin(url), urlsplit(url).path
+    if origin in _settings.origins:
+        if path == "/generate":
+            refuse_deadly(payload, _settings.vocab_sizes.get(origin))
+        if _settings.adapter and path in _GENERATING:
+            payload = {"lora_path": _settings.adapter, **payload}
     return orjson.dumps(payload)
 
 

@@ -111,6 +111,12 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
+def tensor_sha256(tensor: torch.Tensor) -> str:
+    """The checksum of a tensor's bytes that SGLang takes of adapters."""
+    data = tensor.detach().to("cpu", copy=True).contiguous().view(-1).view(torch.uint8).numpy().data
+    return hashlib.sha256(data).hexdigest()
+
+
 def layout(tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> list[FlattenedTensorMetadata]:
     """Metadata of tensors (name, dtype, shape) laid back to back."""
     entries, start = [], 0

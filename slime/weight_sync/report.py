@@ -15,7 +15,7 @@ class SyncReport:
             that is not known.
         pause: seconds for which engines stood still, as rank 0 saw it.
         rounding: see `slime.training.weights.Weights`.
-        density: which part of the bytes had changed, where changes are sent; else 0.
+        density: which part of all bytes had to be sent, where changes or adapters alone are; else 0.
     """
 
     sent: int = 0

@@ -1,15 +1,14 @@
 """One weight update from begin to end."""
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
+from typing import NamedTuple
 
-import torch.distributed as dist
-
+from slime.config.lora import LoraConfig
 from slime.config.weight_update import WeightUpdateConfig
 from slime.observability.spans import SpanList
-from slime.training.weights import NamedTensors, Weights
+from slime.training.weights import Weights
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import RankAgreement, wait_limit
 from slime.weight_sync.filters.filter import Filter
@@ -17,20 +16,30 @@ from slime.weight_sync.filters.format import ServedFormat
 from slime.weight_sync.filters.pairs import WholePairs
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.report import SyncReport
+from slime.weight_sync.route import Route
 from slime.weight_sync.transports import transports_of
+from slime.weight_sync.transports.adapters import AdapterTransport
 from slime.weight_sync.transports.transport import Transport
+
+
+class AdapterWeights(NamedTuple):
+    """Adapters that engines get beside the base."""
+
+    weights: Weights
+    config: LoraConfig
 
 
 class WeightUpdate:
     """Sends the current weights to every connected engine. All methods run on every trainer rank.
 
-    Each engine is served by the first transport that accepts it.
-
     Args:
+        weights: all that the engines are to hold; beside adapters the base, which is sent once after each
+            `connect`, as nothing trains it.
         transports: default those of `transports_of`.
         served: the checkpoint directory that the engines were started with, in whose format they get the
             weights; without one as they are.
         spans: takes the steps of each update, and what becomes of each bucket.
+        adapters: sent in each update.
     """
 
     def __init__(
@@ -40,22 +49,27 @@ class WeightUpdate:
         transports: Sequence[Transport] | None = None,
         served: str | None = None,
         spans: SpanList | None = None,
+        adapters: AdapterWeights | None = None,
     ) -> None:
         filters: list[Filter] = [WholePairs()]
         if served is not None:
             filters.append(ServedFormat(served))
         sync = config.weight_sync
+        size = sync.update_weight_buffer_size
         self._spans = SpanList() if spans is None else spans
-        self._plan = WeightPlan(
-            weights, filters, sync.update_weight_buffer_size, sync.check_weight_checksums, self._spans
-        )
-        self._transports = list(transports_of(config) if transports is None else transports)
+        plan = WeightPlan(weights, filters, size, sync.check_weight_checksums, self._spans)
+        self._routes = [Route(plan, transports_of(config) if transports is None else transports)]
+        if adapters is not None:
+            beside = WeightPlan(adapters.weights, [], size, spans=self._spans)
+            self._routes.append(Route(beside, [AdapterTransport(config, adapters.config, plan)]))
         for transport in self._transports:
             transport.spans = self._spans
-        self._serving: list[Transport] = []
-        self._speeds: dict[Transport, float] = {}
-        self._floor = 0.0
+        self._has_base = False
         self._ranks = RankAgreement(wait_limit(config.cluster))
+
+    @property
+    def _transports(self) -> list[Transport]:
+        return [transport for route in self._routes for transport in route.transports]
 
     def take_over(self) -> None:
         """Tells, before the first `connect`, that ranks that are gone have sent the engines weights."""
@@ -69,19 +83,10 @@ class WeightUpdate:
             EngineError: an engine refused.
             RuntimeError: a group did not form in time, or another rank failed.
         """
+        self._has_base = False
         with self._ranks.step("connect engines"):
-            remaining, self._serving = list(endpoints), []
-            for transport in self._transports:
-                served = [endpoint for endpoint in remaining if transport.accepts(endpoint)]
-                remaining = [endpoint for endpoint in remaining if endpoint not in served]
-                if served:
-                    self._serving.append(transport)
-                transport.connect(served)
-            if remaining:
-                raise ValueError(f"no transport reaches the engines {[e.url for e in remaining]}")
-            for transport in self._serving:
-                if transport not in self._speeds and dist.get_rank() in transport.source_ranks():
-                    self._speeds[transport] = transport.path_speed()
+            for route in self._routes:
+                route.connect(endpoints)
 
     def run(self, version: int) -> SyncReport:
         """Gives every engine the current weights under the version ``str(version)``.
@@ -93,40 +98,38 @@ class WeightUpdate:
             RuntimeError: another rank failed.
             ValueError: the engines' checkpoint has no place for a tensor.
         """
-        sources: set[int] = set().union(*(transport.source_ranks() for transport in self._serving))
-        sends = dist.get_rank() in sources
-        self._floor = 0.0
-        with self._step("pause engines and open the update"):
-            if sends:
-                _ = self._plan.manifest  # what cannot be sent is known before an engine stops
-            for transport in self._serving:
-                transport.open(str(version), self._plan)
-        with self._step("send weights"):
-            needed, start = bool(sources & self._plan.ranks), monotonic()
-            sent = self._plan.carry(self._send if sends else None) if needed else 0
-            transfer = monotonic() - start
+        routes = self._routes[self._has_base :]
+        sent, transfer = 0, 0.0
+        for route in routes:
+            with self._step("pause engines and open the update"):
+                route.open(str(version))
+            with self._step("send weights"):
+                start = monotonic()
+                sent += route.carry()
+                transfer += monotonic() - start
+            if route is not routes[-1]:
+                with self._step("close the update of the base"):
+                    route.commit()
         with self._step("close the update and continue"):
-            for transport in self._serving:
-                transport.commit()
-            for transport in self._serving:
-                transport.resume()
-        pause = max((transport.pause for transport in self._serving), default=0.0)
-        density = max((transport.density for transport in self._serving), default=0.0)
-        return SyncReport(sent, transfer, pause, self._plan.rounding, density, self._floor)
+            routes[-1].commit()
+            for route in routes:
+                route.resume()
+        self._has_base = len(self._routes) > 1
+        serving = [transport for route in routes for transport in route.serving]
+        return SyncReport(
+            sent,
+            transfer,
+            pause=max((transport.pause for transport in serving), default=0.0),
+            rounding=self._routes[0].plan.rounding,
+            density=max((transport.density for transport in serving), default=0.0),
+            floor=sum(route.floor for route in routes),
+        )
 
     def disconnect(self) -> None:
         """Leaves all groups. It can be connected again."""
         with self._ranks.step("disconnect engines"):
             for transport in self._transports:
                 transport.disconnect()
-
-    def _send(self, bucket: NamedTensors, is_last: bool) -> int:
-        sent = 0
-        for transport in self._serving:
-            carried = transport.send(bucket, is_last)
-            self._floor += carried / self._speeds.get(transport, math.inf)
-            sent += carried
-        return sent
 
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:

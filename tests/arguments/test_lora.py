@@ -45,6 +45,38 @@ def test_what_does_not_go_with_them_is_named(words, refusal, changes, message):
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pause_generation_mode": "in_place"}, "--pause-generation-mode in_place: not with --no-lora-merge"),
+        (
+            {"update_weight_transport": "disk", "update_weight_disk_dir": "versions"},
+            "--update-weight-transport disk: not with --no-lora-merge (wanted: nccl)",
+        ),
+        (
+            {
+                **{"prefill_num_servers": 1, "rollout_num_gpus": 2, "colocate": None},
+                "rollout_engine": "sglang",
+            },
+            "--prefill-num-servers 1: not with --no-lora-merge, which serves one",
+        ),
+        (
+            {"rollout_engine": "sglang", "lora_target_modules": ["k_proj", "v_proj"]},
+            "--lora-target-modules k_proj v_proj: model.layers.0.self_attn has no adapter for q_proj, and",
+        ),
+    ],
+)
+def test_what_no_engine_does_with_an_adapter_beside_the_base_is_named(words, refusals, changes, message):
+    said = refusals(words(lora_rank=8, no_lora_merge=True, **changes))
+    assert [line for line in said if line.startswith(message)], said
+
+
+def test_engines_are_merged_into_unless_told_otherwise(words):
+    served = lambda **changes: filled(LoraConfig, validated_args(words(**changes))).serves_adapter
+    assert served(lora_rank=8, no_lora_merge=True)
+    assert not served(lora_rank=8) and not served(no_lora_merge=True)
+
+
+@pytest.mark.parametrize(
     ("family", "message"),
     [
         ("glm4_moe", "--moe-router-bias-update-rate 0.001: moves the base"),

@@ -44,6 +44,27 @@ def test_grpo_runs_and_trainer_and_engine_agree(layout: str, start, rl_flags, mo
     run.expect_no_processes()
 
 
+BESIDE_THE_BASE = {
+    "colocated": ["--colocate"],
+    "disaggregated": [],
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("layout", BESIDE_THE_BASE)
+def test_engines_that_compute_adapters_beside_the_base_agree_and_are_sent_little(
+    layout: str, start, rl_flags
+) -> None:
+    lora = ["--lora-rank", 4, "--lr", 1e-2, "--no-lora-merge", "--check-weight-checksums"]
+    run = start([*rl_flags, *BESIDE_THE_BASE[layout], *lora, *CHECKS]).expect_success()
+    _expect_agreement(run)
+    first, second = (run.rows("rollout")[number] for number in (0, 1))
+    whole, adapters = first["perf/update_weights_wire_bytes"], second["perf/update_weights_wire_bytes"]
+    assert 0 < adapters < whole / 2
+    assert second["perf/update_weights_density"] == pytest.approx(adapters / whole, rel=1)
+    run.expect_no_processes()
+
+
 def test_virtual_stages_send_their_weights_to_two_engines_save_and_resume(
     start, rl_flags, tmp_path: Path
 ) -> None:

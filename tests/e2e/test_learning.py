@@ -23,6 +23,7 @@ def start(tmp_path_factory):
 # One that differs in its advantages, one that differs in its loss, one with a second model, and adapters.
 RUNS = {name: ALGORITHMS[name] for name in ("reinforce_plus_plus", "gspo", "ppo")}
 RUNS["adapters"] = (*ALGORITHMS["grpo"], "--lora-rank", "8", "--lora-alpha", "16", "--lr", "4e-3")
+RUNS["adapters beside the base"] = (*RUNS["adapters"], "--no-lora-merge")
 
 
 @pytest.mark.timeout(1800)

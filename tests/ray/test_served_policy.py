@@ -135,7 +135,9 @@ def test_an_engine_is_asked_to_score_the_prompt_and_to_generate_nothing():
     try:
         client = EngineClient(EngineEndpoint(engine.url, None, 1, None))
         assert log_probs_of(client, [5, 6, 7]) == [-1.25, -0.5]
-        (body,) = engine.seen("generate")
+        assert log_probs_of(client, [5, 6, 7], "mine") == [-1.25, -0.5]
+        body, adapted = engine.seen("generate")
+        assert "lora_path" not in body and adapted == {**body, "lora_path": "mine"}
         assert body["input_ids"] == [5, 6, 7] and body["sampling_params"]["max_new_tokens"] == 0
         assert body["return_logprob"] and body["logprob_start_len"] == 0
     finally:
@@ -147,10 +149,14 @@ def fleet(monkeypatch: pytest.MonkeyPatch, make):
     """Two models of which one takes updates; ``answers`` holds the log-probs of its engines by address."""
     cluster = Cluster()
     monkeypatch.setattr("slime.ray.engine.EngineClient", client_class(cluster))
-    monkeypatch.setattr(fleet_module, "log_probs_of", lambda client, tokens: answer(client.url))
+    monkeypatch.setattr(
+        fleet_module, "log_probs_of", lambda client, tokens, adapter: answer(client.url, adapter)
+    )
     answers: dict[str, object] = {}
 
-    def answer(url: str) -> object:
+    def answer(url: str, adapter: str | None) -> object:
+        if adapter is not None:
+            return answers[f"{url}: {adapter}"]
         if isinstance(answers[url], Exception):
             raise answers[url]
         return answers[url]
@@ -169,6 +175,16 @@ def test_every_engine_with_the_trainers_weights_is_asked_and_no_other(fleet):
     fleet.check_policy([1, 2], [-1.0])
     answers["http://engine1"] = [-2.0]
     with pytest.raises(PolicyMismatch, match=r"^engine 1 .*, model default \(embedded\) does not serve"):
+        fleet.check_policy([1, 2], [-1.0])
+
+
+def test_engines_that_keep_adapters_beside_the_base_are_asked_with_theirs(fleet, make):
+    fleet, answers = fleet
+    fleet._config = make(lora_rank=8, lora_merge=False)
+    answers.update({"http://engine0": [-1.0], "http://engine1": [-1.0]})
+    answers.update({"http://engine0: slime": [-2.0], "http://engine1: slime": [-2.0]})
+    fleet.check_policy([1, 2], [-2.0])
+    with pytest.raises(PolicyMismatch):
         fleet.check_policy([1, 2], [-1.0])
 
 

@@ -73,6 +73,8 @@ def test_an_older_checkpoint_stands_for_the_steps_of_full_rollouts(started, firs
         (dict(check_served_policy=True, check_weight_update_equal=False), [1, 1, 1]),
         (dict(check_served_policy=True, check_weight_update_equal=True), [1, 2, 3]),
         (dict(check_served_policy=False, check_weight_update_equal=True), [0, 0, 0]),
+        # At first they add nothing, and an engine without them would pass.
+        (dict(check_served_policy=True, lora_rank=8, lora_merge=False), [1, 2, 3]),
     ],
 )
 def test_the_policy_served_is_proven_with_the_first_weights_or_with_all(started, flags, proofs):

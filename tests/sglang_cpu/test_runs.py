@@ -34,6 +34,9 @@ LAYOUTS = {
         *("--update-weight-disk-dir", "{}/versions", "--update-weight-local-checkpoint-dir", "{}/local"),
     ],
     "adapters": ["--lora-rank", 8, "--lr", 1e-2],
+    "adapters beside the base": [
+        *("--lora-rank", 8, "--lr", 1e-2, "--no-lora-merge", "--sglang-lora-backend", "torch_native"),
+    ],
 }
 
 

@@ -45,6 +45,14 @@ def test_the_message_has_the_value_and_what_was_wanted() -> None:
         refuse_deadly({"input_ids": [-7]})
 
 
+def test_a_list_of_adapters_is_for_several_prompts() -> None:
+    for alone in ({"input_ids": [1]}, {"text": "a"}):
+        with pytest.raises(DeadlyRequest, match="lora_path: a list for a single prompt"):
+            refuse_deadly({**alone, "lora_path": ["a"]})
+        refuse_deadly({**alone, "lora_path": "a"})
+    refuse_deadly({"input_ids": [[1], [2]], "lora_path": ["a", None]})
+
+
 async def test_the_runs_own_servers_do_not_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody listens on these ports: what is let through cannot connect."""
     monkeypatch.setattr(http_utils, "_settings", http_utils._ClientSettings())

@@ -107,6 +107,20 @@ async def test_the_key_goes_to_own_servers_and_call_headers_win(server):
     assert (await post(server.url, {}, headers={"Authorization": "other"}))["key"] == "other"
 
 
+async def test_requests_to_generate_name_the_adapter_that_is_trained_unless_they_say_otherwise(server):
+    root = server.url.removesuffix("/x")
+    where = {"sglang_router_ip": "127.0.0.1", "sglang_router_port": urlsplit(root).port}
+    init_http_client(Namespace(**where), adapter="slime")
+    for path in ("/generate", "/v1/completions", "/v1/chat/completions"):
+        assert (await post(root + path, {"a": 1}))["body"] == {"lora_path": "slime", "a": 1}
+    assert (await post(f"{root}/generate", {"lora_path": None}))["body"] == {"lora_path": None}
+    assert (await post(f"{root}/abort_request", {"a": 1}))["body"] == {"a": 1}
+    init_http_client(Namespace(sglang_router_ip="127.0.0.1", sglang_router_port=1), adapter="slime")
+    assert (await post(f"{root}/generate", {"a": 1}))["body"] == {"a": 1}  # a judge's
+    init_http_client(Namespace(**where))
+    assert (await post(f"{root}/generate", {"a": 1}))["body"] == {"a": 1}
+
+
 async def test_a_header_cannot_bring_another_one(server):
     for headers in ({"X": "a\r\nAuthorization: b"}, {"X\n": "a"}, {"X": "\u20ac"}):
         with pytest.raises(httpx.UnsupportedProtocol, match=server.url):

@@ -94,6 +94,10 @@ class EmbeddedServerArgs:
     enable_return_routed_experts: bool = flag(
         False, help="record which experts tokens are routed to, for requests with return_routed_experts"
     )
+    enable_lora: bool = flag(
+        False, help="serve low-rank adapters that are loaded by request beside the weights"
+    )
+    max_lora_rank: int | None = flag(at_least=1, help="largest rank of such adapters")
     sampling_mask_max_tokens: int = flag(
         4096, above=0, help="largest top_k of requests with return_sampling_mask"
     )

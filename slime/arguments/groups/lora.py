@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slime.adapters.peft_config import unlike
-from slime.adapters.targets import names_module
+from slime.adapters.targets import is_target, names_module
 from slime.arguments.core.flag import given, option_string
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.validate.checkpoint_files import CHECKPOINT_MARKER, has_checkpoint
@@ -16,6 +16,7 @@ from slime.config.run import filled
 from slime.models import FAMILIES
 
 _PATTERNS = ("lora_target_modules", "lora_exclude_modules")
+_JOINED, _NEEDED = ("q_proj", "k_proj", "v_proj"), ("q_proj", "v_proj")
 _OTHER_TRAINING = ("only_train_params_name_list", "freeze_params_name_list", "enable_mtp_training")
 
 
@@ -38,6 +39,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
         )
     yield from _layers_without(args, name)
     yield from _names_of_nothing(args)
+    if not args.lora_merge:
+        yield from _no_engine_has(args)
 
 
 def _no_patterns(args: Namespace) -> Iterator[str]:
@@ -63,6 +66,39 @@ def _names_of_nothing(args: Namespace) -> Iterator[str]:
                     f"{option_string(flag)} {pattern}: no module of {args.model_type} (wanted: "
                     f"{ALL_LINEAR}, a name such as {min(modules, key=len)}, its end, or a regex of all of it)"
                 )
+
+
+def _no_engine_has(args: Namespace) -> Iterator[str]:
+    """What engines, or updates of theirs, do not do with adapters beside the base."""
+    name = "--no-lora-merge"
+    wanted = {"pause_generation_mode": "abort", "update_weight_transport": "nccl"}
+    for flag, value in wanted.items():
+        if (found := getattr(args, flag)) != value:
+            yield f"{option_string(flag)} {found}: not with {name} (wanted: {value})"
+    for flag, found in given(args, "sglang_config", "prefill_num_servers"):
+        yield f"{flag} {found}: not with {name}, which serves one model"
+    if args.rollout_engine == "sglang":
+        yield from _not_of_sglang(args, name)
+
+
+def _not_of_sglang(args: Namespace, name: str) -> Iterator[str]:
+    if (size := getattr(args, "sglang_dp_size", None) or 1) > 1:
+        yield f"--sglang-dp-size {size}: not with {name}, SGLang loads no adapter while it runs (wanted: 1)"
+    config, family = filled(LoraConfig, args), FAMILIES.get(args.model_type)
+    if family is None:
+        return  # the FSDP trainer's, which refuses adapters
+    names = (name.removesuffix(".weight") for name in family.weights.hf_names(filled(ModelConfig, args)))
+    adapted = {module for module in names if is_target(config, module)}
+    joined = {module for module in adapted if module.rpartition(".")[2] in _JOINED}
+    for layer in sorted(module.rpartition(".")[0] for module in joined):
+        for projection in _NEEDED:
+            if f"{layer}.{projection}" not in adapted:
+                yield (
+                    f"--lora-target-modules {' '.join(args.lora_target_modules)}: {layer} has no adapter for "
+                    f"{projection}, and SGLang passes over the others with {name} (wanted: "
+                    f"{' and '.join(_NEEDED)} wherever there is one of {', '.join(_JOINED)})"
+                )
+                return
 
 
 def _is_model(path: str) -> bool:

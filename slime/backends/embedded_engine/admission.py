@@ -72,8 +72,10 @@ class Admission:
         return rows <= self._limits.rows and (rows == 1 or rows * longest <= self._limits.tokens)
 
     def _joins(self, fresh: list[Sequence], sequence: Sequence) -> bool:
-        """Whether a prompt may be computed beside those; padding counts."""
+        """Whether a prompt may be computed beside those, which have one adapter; padding counts."""
         if not fresh:
             return True
+        if sequence.adapter is not fresh[0].adapter:
+            return False
         self._padded = max(*(s.length for s in fresh), sequence.length)
         return not self._single and self._padded * (len(fresh) + 1) <= self._limits.chunk

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
+from slime.backends.embedded_engine.adapters import Adapters
 from slime.backends.embedded_engine.admission import Limits
 from slime.backends.embedded_engine.checkpoint import load_checkpoint, load_random
 from slime.backends.embedded_engine.engine import Engine
@@ -55,6 +56,8 @@ def build_server(args: EmbeddedServerArgs) -> ServerState:
     stops = StopChecker(config.eos_token_ids, tokenizer)
     scheduler = Scheduler(executor, stops, limits, args.enable_deterministic_inference)
     scheduler.weight_version = args.weight_version
+    like = torch.empty(0, dtype=config.dtype, device=device)
+    scheduler.adapters = Adapters(parameters.linear_layers, like, _max_rank(args))
     engine = Engine(scheduler, executor.cache)
     return ServerState(
         args=args,
@@ -111,6 +114,17 @@ def build_executor(
     if computed.has_states:
         return StateExecutor(computed, StateCache(config, *room)), weights
     return RowExecutor(computed, LayerCache(config, *room)), weights
+
+
+def _max_rank(args: EmbeddedServerArgs) -> int:
+    """The largest rank of adapters, 0 for none.
+
+    Raises:
+        ValueError: it is not given, as in SGLang.
+    """
+    if args.enable_lora and args.max_lora_rank is None:
+        raise ValueError("--enable-lora: needs --max-lora-rank, the largest rank of adapters")
+    return (args.max_lora_rank or 0) if args.enable_lora else 0
 
 
 def _stored_format(args: EmbeddedServerArgs) -> StoredFormat | None:

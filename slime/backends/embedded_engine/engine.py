@@ -92,7 +92,7 @@ class Engine:
 
     def resume(self) -> None:
         self.paused = None
-        self.scheduler.waiting.extend(s for s in self.behind_pause if not s.finished)
+        self.scheduler.enqueue(s for s in self.behind_pause if not s.finished)
         self.behind_pause = []
 
     def flush(self) -> bool:
@@ -153,8 +153,10 @@ class Engine:
             incoming = list(self._incoming)
             self._incoming.clear()
         for item in incoming:
-            if isinstance(item, Sequence):
-                (self.behind_pause if self.paused else self.scheduler.waiting).append(item)
+            if isinstance(item, Sequence) and self.paused:
+                self.behind_pause.append(item)
+            elif isinstance(item, Sequence):
+                self.scheduler.enqueue([item])
             elif item.exclusive:
                 self._held.append(item)
             else:

@@ -9,6 +9,9 @@ import torch.nn.functional as F
 from slime.backends.embedded_engine.linear import linear
 from slime.config.model import MoeShape
 
+Project = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""``project(x, weight, bias)``, as `linear`."""
+
 
 @dataclass
 class MlpWeights:
@@ -19,9 +22,10 @@ class MlpWeights:
     down: torch.Tensor
     down_bias: torch.Tensor | None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = linear(x, self.gate_up, self.gate_up_bias).chunk(2, -1)
-        return linear(F.silu(gate).mul_(up), self.down, self.down_bias)
+    def forward(self, x: torch.Tensor, project: Project = linear) -> torch.Tensor:
+        """``project`` computes the products, with what adapters add to them."""
+        gate, up = project(x, self.gate_up, self.gate_up_bias).chunk(2, -1)
+        return project(F.silu(gate).mul_(up), self.down, self.down_bias)
 
 
 @dataclass
@@ -33,7 +37,12 @@ class ExpertWeights:
     gate_up: torch.Tensor
     down: torch.Tensor
 
-    def forward(self, x: torch.Tensor, note: Callable[[torch.Tensor], None] | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        x: torch.Tensor,
+        project: Project = linear,
+        note: Callable[[torch.Tensor], None] | None = None,
+    ) -> torch.Tensor:
         """The chosen experts' outputs, weighted (Shazeer et al. 2017, eq. 1), ``[..., hidden]``.
 
         A row's sum is taken in the order of its experts' numbers, so that it is the same in any company.
@@ -48,7 +57,7 @@ class ExpertWeights:
             row, place = (chosen == number).nonzero(as_tuple=True)
             if len(row):
                 expert = MlpWeights(self.gate_up[number], None, self.down[number], None)
-                out.index_add_(0, row, expert.forward(rows[row]) * weights[row, place, None])
+                out.index_add_(0, row, expert.forward(rows[row], project) * weights[row, place, None])
         return out.view(x.shape)
 
     def _route(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

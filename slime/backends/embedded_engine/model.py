@@ -6,6 +6,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from slime.backends.embedded_engine.adapters import Adapter
 from slime.backends.embedded_engine.linear import linear
 from slime.backends.embedded_engine.mlp import ExpertWeights
 from slime.backends.embedded_engine.model_config import ModelConfig
@@ -19,7 +20,11 @@ stores k and v and returns the attention output ``[B, T, heads * D]``."""
 
 
 class CausalLM:
-    """A decoder whose attention, and with it the KV cache, is the caller's."""
+    """A decoder whose attention, and with it the KV cache, is the caller's.
+
+    Attributes:
+        adapter: what is added to its products, by their weights' offsets in the buffer of all weights.
+    """
 
     def __init__(
         self,
@@ -31,6 +36,7 @@ class CausalLM:
         self.config = config
         self.parameters = parameters
         self.recorder = recorder
+        self.adapter: Adapter | None = None
         shape = config.shape
         tables = rotation_tables(shape.rope, shape.kv_channels, context_length, config.dtype)
         self._cos, self._sin = (table.to(config.device) for table in tables)
@@ -47,20 +53,27 @@ class CausalLM:
         for index, layer in enumerate(self.parameters.layers):
             normed = F.rms_norm(x, shape, layer.input_norm, c.norm_epsilon)
             attended = attend(index, *self._qkv(layer, normed, cos, sin))
-            x = x + linear(attended, layer.output, layer.output_bias)
+            x = x + self._project(attended, layer.output, layer.output_bias)
             normed = F.rms_norm(x, shape, layer.post_norm, c.norm_epsilon)
             if self.recorder is not None and isinstance(layer.mlp, ExpertWeights):
-                x = x + layer.mlp.forward(normed, partial(self.recorder.note, index))
+                x = x + layer.mlp.forward(normed, self._project, partial(self.recorder.note, index))
             else:
-                x = x + layer.mlp.forward(normed)
+                x = x + layer.mlp.forward(normed, self._project)
         return F.rms_norm(x, shape, self.parameters.final_norm, c.norm_epsilon)
+
+    def _project(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        out = linear(x, weight, bias)
+        part = self.adapter.parts.get(weight.storage_offset()) if self.adapter else None
+        return out if part is None else out + part(x)
 
     def _qkv(
         self, layer: LayerWeights, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Projects, normalises and rotates; queries and keys are treated as one stack of heads."""
         c = self.config.shape
-        heads = linear(x, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, c.kv_channels))
+        heads = self._project(x, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, c.kv_channels))
         qk, v = heads.split([c.num_attention_heads + c.num_query_groups, c.num_query_groups], 2)
         if layer.qk_norm is not None:
             qk = F.rms_norm(qk, (c.kv_channels,), None, c.norm_epsilon) * layer.qk_norm[self._norm_of_head]

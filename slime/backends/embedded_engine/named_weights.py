@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from slime.backends.embedded_engine.adapters import LinearLayer
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.models import family_of
@@ -16,6 +17,8 @@ ALIGNMENT = 64
 class NamedWeights:
     """All weights of a model; ``named`` maps HF names to views into ``flat``.
 
+    To the layers in ``linear_layers``, by HF names, adapters may add.
+
     A weight update copies into the views, so the model object never changes and no memory is allocated.
     """
 
@@ -25,6 +28,7 @@ class NamedWeights:
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         self.named: dict[str, torch.Tensor] = {}
+        self.linear_layers: dict[str, LinearLayer] = {}
         self._rules = family_of(config.shape.model_type).weights
         self._backup: torch.Tensor | None = None
 

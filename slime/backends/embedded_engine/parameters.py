@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from slime.backends.embedded_engine.adapters import LinearLayer
 from slime.backends.embedded_engine.mlp import ExpertWeights, MlpWeights
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.embedded_engine.named_weights import ALIGNMENT, NamedWeights
@@ -99,8 +100,8 @@ class Parameters(NamedWeights):
             attention = prefix + "self_attention."
             self._give(prefix + "input_layernorm.weight", [layer.input_norm])
             self._give(prefix + "pre_mlp_layernorm.weight", [layer.post_norm])
-            self._give(attention + "linear_qkv.weight", layer.qkv.split(rows), layer.qkv_bias)
-            self._give(attention + "linear_proj.weight", [layer.output], layer.output_bias)
+            self._give_linear(attention + "linear_qkv.weight", layer.qkv.split(rows), layer.qkv_bias)
+            self._give_linear(attention + "linear_proj.weight", [layer.output], layer.output_bias)
             self._name_mlp(prefix + "mlp.", layer.mlp)
             if layer.qk_norm is not None:
                 self._give(attention + "q_layernorm.weight", [layer.qk_norm[0]])
@@ -108,14 +109,25 @@ class Parameters(NamedWeights):
 
     def _name_mlp(self, prefix: str, mlp: MlpWeights | ExpertWeights) -> None:
         if isinstance(mlp, MlpWeights):
-            self._give(prefix + "linear_fc1.weight", mlp.gate_up.chunk(2), mlp.gate_up_bias)
-            self._give(prefix + "linear_fc2.weight", [mlp.down], mlp.down_bias)
+            self._give_linear(prefix + "linear_fc1.weight", mlp.gate_up.chunk(2), mlp.gate_up_bias)
+            self._give_linear(prefix + "linear_fc2.weight", [mlp.down], mlp.down_bias)
             return
         self._give(prefix + "router.weight", [mlp.router])
         for number, (gate_up, down) in enumerate(zip(mlp.gate_up, mlp.down, strict=True)):
             expert = f"{prefix}experts.local_experts.{number}."
-            self._give(expert + "linear_fc1.weight", gate_up.chunk(2))
-            self._give(expert + "linear_fc2.weight", [down])
+            self._give_linear(expert + "linear_fc1.weight", gate_up.chunk(2))
+            self._give_linear(expert + "linear_fc2.weight", [down])
+
+    def _give_linear(
+        self, parameter: str, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None
+    ) -> None:
+        """Gives the weights of one product, to which adapters may add; it is known by its offset."""
+        self._give(parameter, parts, bias)
+        start, key, outputs = 0, parts[0].storage_offset(), sum(map(len, parts))
+        for name, part in zip(self._rules.rule_for(parameter).hf_names, parts, strict=True):
+            shape = (part.size(0), part.size(1))
+            self.linear_layers[name.removesuffix(".weight")] = LinearLayer(key, start, outputs, shape)
+            start += len(part)
 
     def _give(self, parameter: str, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> None:
         """Puts parts, and biases, under the HF names that the family has for a parameter of the trainer."""

@@ -4,11 +4,15 @@ Invariant: ``running[i]`` owns row ``i`` of the cache, which holds all of its to
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 
+from slime.backends.embedded_engine.adapters import Adapters
 from slime.backends.embedded_engine.admission import Admission, Limits
+from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.prompt_logprobs import record_prompt_logprobs
 from slime.backends.embedded_engine.sampler import SampledTokens, SamplingBatch
 from slime.backends.embedded_engine.sequence import Logprobs, Sequence, abort_reason, length_reason
@@ -62,6 +66,7 @@ class Scheduler:
         self._deterministic = deterministic
         self._groups: list[DecodeGroup] | None = None
         self.weight_version = "default"
+        self.adapters = Adapters({}, torch.empty(0), 0)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.partial: PartialPrefill | None = None
@@ -78,6 +83,16 @@ class Scheduler:
     @property
     def live(self) -> list[Sequence]:
         return self.computing + list(self.waiting)
+
+    def enqueue(self, sequences: Iterable[Sequence]) -> None:
+        """Lets them wait for their turn, with the adapters that have their names by now."""
+        for sequence in sequences:
+            try:
+                sequence.adapter = self.adapters.find(sequence.lora_path)
+            except BadRequest as error:
+                self._finish(sequence, abort_reason(str(error), error.status, error.kind))
+            else:
+                self.waiting.append(sequence)
 
     def step(self, admit: bool) -> None:
         """Prefills at most one chunk or batch, then decodes every running sequence once."""
@@ -128,6 +143,7 @@ class Scheduler:
         sequence = partial.sequence
         tokens = sequence.prompt_ids + sequence.output_ids
         chunk = tokens[partial.computed : partial.computed + self._limits.chunk]
+        self._executor.model.adapter = sequence.adapter
         hidden = self._executor.prefill_chunk(chunk, partial.computed, partial.cache)[0]
         if self._executor.routes is not None:
             partial.routes.append(self._executor.routes[0])
@@ -165,6 +181,7 @@ class Scheduler:
     def _prefill(self, fresh: list[Sequence]) -> torch.Tensor:
         """Computes prompts into the rows after the running ones; ``[B, hidden]`` of their last tokens."""
         tokens = [s.prompt_ids + s.output_ids for s in fresh]
+        self._executor.model.adapter = fresh[0].adapter
         hidden, routes = self._executor.prefill(tokens, len(self.running)), self._executor.routes
         for row, sequence in enumerate(fresh):
             if routes is not None:
@@ -224,6 +241,7 @@ class Scheduler:
         self._executor.cache.reserve(len(self.running), max(group.longest for group in groups))
         sampled = []
         for group in groups:
+            self._executor.model.adapter = group.sequences[0].adapter
             hidden = self._executor.decode(group.ids, group.positions, group.first_row, group.longest)
             if self._executor.routes is not None:
                 for sequence, row in zip(group.sequences, self._executor.routes, strict=True):
@@ -236,11 +254,13 @@ class Scheduler:
         self._commit(0, sampled)
 
     def _group(self) -> list[DecodeGroup]:
-        size = 1 if self._deterministic else len(self.running)
-        device = self._executor.device
+        """Rows in a row that have the same adapter; each by itself if ``deterministic``."""
+        running, device = self.running, self._executor.device
+        parted = lambda row: self._deterministic or running[row].adapter is not running[row - 1].adapter
+        starts = [row for row in range(len(running)) if row == 0 or parted(row)]
         groups = []
-        for start in range(0, len(self.running), size):
-            sequences = self.running[start : start + size]
+        for start, end in pairwise([*starts, len(running)]):
+            sequences = running[start:end]
             newest = [s.length - 1 for s in sequences]
             groups.append(
                 DecodeGroup(

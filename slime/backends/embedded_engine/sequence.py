@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from slime.backends.embedded_engine.adapters import Adapter
 from slime.backends.embedded_engine.grammar.constraint import Constraint
 from slime.backends.embedded_engine.sampling_params import SamplingParams
 from slime.utils.model_inputs import SequenceInputs
@@ -97,10 +98,18 @@ class Sequence:
     prompt_hidden: torch.Tensor | None = None
     """``[hidden]`` state of the last prompt token, kept while another sequence may start from it."""
 
+    lora_path: str | None = None
+    """The name of the adapter that is asked for."""
+    adapter: Adapter | None = None
+    """The one that had this name when the engine took the sequence in."""
+
     def __post_init__(self) -> None:
         self.prompt_ids: list[int] = self.prompt.ids
-        self.prompt_key = self.prompt.cache_key
+
+    @property
+    def prompt_key(self) -> tuple[str, bytes]:
         """Equal in sequences of which one may start from another's keys and values."""
+        return self.adapter.identity if self.adapter else "", self.prompt.cache_key
 
     @property
     def needs_nuclei(self) -> bool:

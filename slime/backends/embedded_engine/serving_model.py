@@ -4,9 +4,17 @@ from typing import Any, Protocol
 
 import torch
 
+from slime.backends.embedded_engine.adapters import Adapter
+
 
 class ServedModel(Protocol):
-    """A language model's head."""
+    """A language model's head, and what is added to its layers.
+
+    Attributes:
+        adapter: of what is computed next; None for the base alone.
+    """
+
+    adapter: Adapter | None
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[N, hidden]`` to ``[N, vocab]`` float32."""

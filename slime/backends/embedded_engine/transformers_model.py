@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, Pretrai
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 from transformers.initialization import no_init_weights
 
+from slime.backends.embedded_engine.adapters import Adapter
 from slime.backends.embedded_engine.linear import RowLinear, linear
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.embedded_engine.routes import RouteRecorder
@@ -108,8 +109,32 @@ class TransformersLM:
         self._head = model.get_output_embeddings()
         self.recorder = record_routes(config, self._decoder) if records_routes else None
         self.by_row = self._decoder.config._attn_implementation == ATTENTION
+        self._linears = {
+            name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)
+        }
+        self._adapter: Adapter | None = None
+        self._adds = False
         layers = self.new_states().layers
         self.has_states = any(isinstance(layer, LinearAttentionLayer) for layer in layers)
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """What is added to the output of its linear layers, by their names in ``transformers``."""
+        return self._adapter
+
+    @adapter.setter
+    def adapter(self, adapter: Adapter | None) -> None:
+        if adapter is not None and not self._adds:
+            for name, module in self._linears.items():
+                module.register_forward_hook(partial(self._add, name))
+            self._adds = True
+        self._adapter = adapter
+
+    def _add(
+        self, name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor
+    ) -> torch.Tensor:
+        part = self._adapter.parts.get(name) if self._adapter else None
+        return output if part is None else output + part(inputs[0])
 
     def new_cache(self) -> DynamicCache:
         """An empty one for a sequence."""

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from slime.backends.embedded_engine.adapters import LinearLayer
 from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.embedded_engine.named_weights import ALIGNMENT, NamedWeights
 from slime.models.checkpoint.tensor_views import view_at
@@ -35,6 +36,15 @@ class TransformersWeights(NamedWeights):
             tensor.data = self.flat[start:end].view(values.dtype).view(values.shape)
         self._name(model, own, places)
         self.embedding = model.get_input_embeddings().weight.data
+        self._find_linear_layers(model)
+
+    def _find_linear_layers(self, model: PreTrainedModel) -> None:
+        """Fills ``linear_layers``, without the head, whose weight is read past its module."""
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings():
+                outer = self._rules.prefix.outer(f"{name}.weight").removesuffix(".weight")
+                shape = module.out_features, module.in_features
+                self.linear_layers[outer] = LinearLayer(name, 0, module.out_features, shape)
 
     def _name(self, model: PreTrainedModel, own: dict[str, torch.Tensor], places: dict[str, int]) -> None:
         """Fills ``named``, layer by layer, as a conversion joins what is in one layer at most."""

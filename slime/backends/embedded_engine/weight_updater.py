@@ -58,7 +58,7 @@ class WeightUpdater:
                 f"serialized_named_tensors: {len(payloads)} payloads (wanted: 1, one per TP rank)"
             )
         try:
-            named = _named_tensors(deserialize_tensors(payloads[0]), load_format)
+            named = named_tensors(deserialize_tensors(payloads[0]), load_format)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise BadRequest(f"serialized_named_tensors: {error}") from error
         self._load(named)
@@ -162,7 +162,12 @@ class WeightUpdater:
             raise BadRequest("the weights are updated, but flushing the cache failed: requests are running")
 
 
-def _named_tensors(payload: Any, load_format: str | None) -> list[tuple[str, torch.Tensor]]:
+def named_tensors(payload: Any, load_format: str | None) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of a request.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: they are none.
+    """
     if load_format == "flattened_bucket":
         payload = FlattenedTensorBucket(
             flattened_tensor=payload["flattened_tensor"], metadata=payload["metadata"]

@@ -29,7 +29,7 @@ from slime.models.checkpoint.safetensors_dir import TensorReader
 from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.hf_config import read_hf_config
 from slime.models.rules import Rule
-from slime.training.weights import ADAPTER, FULL, NamedTensors, TensorInfo, require_form
+from slime.training.weights import ADAPTER, BASE, FULL, NamedTensors, TensorInfo, require_form
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,9 @@ class ParamInfo:
 class HfWeights:
     """Gathers the parameters over the tensor-, expert- and pipeline-parallel groups, bucket by bucket.
 
-    In the form `FULL` weights have in them what adapters add, each rank its own part of both; in the form
-    `ADAPTER` it is the adapters alone, under the names that PEFT has for them.
+    In the form `FULL` weights have in them what adapters add, each rank its own part of both, in the form
+    `BASE` they have not. In the form `ADAPTER` it is the adapters alone, under the names that PEFT has for
+    them.
 
     Every rank of the groups that hold one copy of the model (``ranks``) must iterate, in step with the
     others, and every one of them gets every full tensor. Copies are independent of each other.
@@ -78,14 +79,14 @@ class HfWeights:
     """
 
     def __init__(self, shape: ModelConfig, model: Sequence[torch.nn.Module], form: str = FULL) -> None:
-        require_form(form, FULL, ADAPTER)
+        require_form(form, FULL, BASE, ADAPTER)
         self._shape = shape
         self.ranks = _ranks_of_a_copy()
         rules = family_of(shape.model_type).weights
         # The copy of a tied embedding on the last pipeline stage, for one, has no tensor in checkpoints.
         absent = rules.absent(shape)
         rule_for: Callable[[str], Rule] = partial(rules.rule_for, num_layers=shape.num_layers)
-        self._rule_for = cache(rule_for if form == FULL else adapter_rules(shape))
+        self._rule_for = cache(adapter_rules(shape) if form == ADAPTER else rule_for)
         self._params = {
             name: param
             for name, param in named_weights(model)

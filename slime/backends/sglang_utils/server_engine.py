@@ -120,6 +120,20 @@ class ServerEngine(ABC):
             "tp_size": placement.num_gpus // self._pipeline_stages(),
             "enable_memory_saver": self.frees_memory,
             **({"enable_return_routed_experts": True} if self._tells_routes() else {}),
+            **(self._adapter_options() if self._serves_adapter() else {}),
+        }
+
+    def _serves_adapter(self) -> bool:
+        """Whether it serves the model that is trained, and gets adapters beside it."""
+        return bool(self.config.lora.serves_adapter and self.serves_trained_model)
+
+    def _adapter_options(self) -> dict[str, Any]:
+        return {
+            "enable_lora": True,
+            "max_lora_rank": self.config.lora.lora_rank,
+            "lora_target_modules": ["all"],
+            # Updates bring no base that would take its place.
+            **({"enable_weights_cpu_backup": True} if self.frees_memory else {}),
         }
 
     def _tells_routes(self) -> bool:

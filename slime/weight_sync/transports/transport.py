@@ -20,7 +20,7 @@ class Transport(ABC):
     Attributes:
         choice: the value of ``--update-weight-transport`` that it is for.
         pause: seconds for which its engines stood still in the last update, on the rank that told them so.
-        density: which part of the bytes the last update has changed, on a rank that knows; else 0.
+        density: which part of all bytes the last update had to send, on a rank that knows; else 0.
         spans: for ``--trace``, in place of those of its own.
     """
 

@@ -106,6 +106,18 @@ def test_only_engines_of_the_trained_model_tell_routes_and_only_for_replay():
     assert "enable_return_routed_experts" not in judge.settings()
 
 
+@pytest.mark.parametrize("gpu_offset", [None, 0])
+def test_engines_of_the_trained_model_take_adapters_and_keep_the_base_over_a_release(gpu_offset):
+    assert not embedded_options(make_config(lora_rank=8), place()).enable_lora
+    config = make_config(lora_rank=8, lora_merge=False, offload_rollout=True)
+    options = embedded_options(config, place(gpu_offset=gpu_offset))
+    assert options.enable_lora and options.max_lora_rank == 8
+    assert options.enable_weights_cpu_backup is (gpu_offset is not None)
+    assert SGLangEngine(config, place(), "").settings()["lora_target_modules"] == ["all"]
+    judge = SGLangEngine(config, place(), "", {"model_path": "/models/judge"})
+    assert "enable_lora" not in judge.settings()
+
+
 def test_engines_of_the_trained_model_tell_as_many_ids_as_nuclei_need():
     config = make_config(replays_nucleus=True, nucleus_size=151936)
     assert sglang_options(config, place()).sampling_mask_max_tokens == 151936

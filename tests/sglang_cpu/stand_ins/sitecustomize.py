@@ -4,9 +4,10 @@ Python imports this file at its start wherever the folder is on ``PYTHONPATH``.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType
+from typing import Any
 
 
 class _BeforeTorchvision(MetaPathFinder):
@@ -42,5 +43,23 @@ class _BeforeRoutedExperts(MetaPathFinder):
             common.ALLOC_MEMORY_FUNCS["cpu"] = lambda dims, dtype, **options: torch.empty(dims, dtype=dtype)
 
 
+class _BeforeAdapters(MetaPathFinder):
+    """Lets SGLang's layers with adapters have plain memory, likewise."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> None:
+        if name == "sglang.srt.lora.layers":
+            sys.meta_path.remove(self)
+            import torch
+
+            for name in ("arange", "empty", "tensor", "zeros"):
+                setattr(torch, name, _without_pinning(getattr(torch, name)))
+
+
+def _without_pinning(make: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *sizes, pin_memory=False, **options: make(*sizes, **options)
+
+
 _keep: list[_BeforeTorchvision] = []  # a library that is collected takes its operators with it
-sys.meta_path[:0] = [_BeforeTorchvision(), _BeforeRoutedExperts()]
+sys.meta_path[:0] = [_BeforeTorchvision(), _BeforeRoutedExperts(), _BeforeAdapters()]

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.http import (
+    adapter_routes,
     control_routes,
     generate_routes,
     info_routes,
@@ -43,8 +44,8 @@ _UNAUTHORIZED = b'{"error":"Unauthorized"}'
 def create_app(state: ServerState) -> FastAPI:
     app = FastAPI(title="SGLang-compatible embedded engine", docs_url=None, redoc_url=None)
     app.state.server = state
-    routes = (generate_routes, openai_routes, parsing_routes, control_routes, weight_routes, info_routes)
-    for module in routes:
+    served = (generate_routes, openai_routes, parsing_routes, info_routes)
+    for module in (*served, control_routes, weight_routes, adapter_routes):
         app.include_router(module.router)
     app.add_exception_handler(BadRequest, _bad_request)
     for gone in (ClientGone, ClientDisconnect):

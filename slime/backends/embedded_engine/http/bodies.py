@@ -34,6 +34,7 @@ class GenerateBody(Body):
     routed_experts_start_len: int | None = 0
     return_sampling_mask: bool | Items[bool] | None = False
     require_reasoning: bool | None = False
+    lora_path: str | Items[str | None] | None = None
     stream: bool | None = False
 
 
@@ -80,6 +81,18 @@ class PullWeightsBody(Body):
     local_checkpoint_dir: str
     source_dir: str
     target_version: int
+
+
+class LoadAdapterBody(Body):
+    lora_name: str
+    config_dict: dict[str, Any]
+    serialized_named_tensors: Items[str]
+    load_format: str | None = None
+    expected_checksums: dict[str, str] | None = None
+
+
+class UnloadAdapterBody(Body):
+    lora_name: str
 
 
 class UpdateVersionBody(Body):

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from slime.backends.embedded_engine.errors import BadRequest
+from slime.backends.embedded_engine.http.adapter_routes import FROM_TENSORS
 from slime.backends.embedded_engine.http.generate_routes import json_response
 from slime.backends.embedded_engine.http.state import ServerState, state_of
 
@@ -116,7 +117,8 @@ async def loads(request: Request) -> Response:
 
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
-    return json_response({"object": "list", "data": [_model_card(state_of(request))]})
+    state = state_of(request)
+    return json_response({"object": "list", "data": [_model_card(state), *_adapter_cards(state)]})
 
 
 @router.get("/v1/models/{model_id:path}")
@@ -139,6 +141,11 @@ async def metrics(request: Request) -> Response:
     total = state.engine.scheduler.generated_tokens
     lines.append(f"# TYPE sglang:generation_tokens_total counter\nsglang:generation_tokens_total {total}")
     return PlainTextResponse("\n".join(lines) + "\n")
+
+
+def _adapter_cards(state: ServerState) -> list[dict[str, Any]]:
+    own = {"root": FROM_TENSORS, "parent": state.served_model_name, "max_model_len": None}
+    return [{**_model_card(state), "id": name, **own} for name in state.engine.scheduler.adapters.names]
 
 
 def _model_card(state: ServerState) -> dict[str, Any]:

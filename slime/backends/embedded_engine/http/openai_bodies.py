@@ -39,7 +39,6 @@ _UNSUPPORTED = (
     "prediction",
     "modalities",
     "audio",
-    "lora_path",
     "return_meta_info",
     "return_hidden_states",
     "return_routed_experts",
@@ -56,6 +55,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "ultra", "
 class _OpenAIBody(Body):
     """SGLang takes null for a few fields only."""
 
+    lora_path: str | Items[str | None] | None = None
     never_null: ClassVar[tuple[str, ...]] = _NEVER_NULL
 
     @model_validator(mode="before")

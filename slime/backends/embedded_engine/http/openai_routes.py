@@ -49,6 +49,7 @@ async def completions(request: Request) -> Response:
                 "logprob_start_len": 0 if body.echo and body.logprobs else -1,
                 "top_logprobs_num": body.logprobs,
                 "rid": body.rid,
+                "lora_path": body.lora_path,
             },
         ),
     )
@@ -91,6 +92,7 @@ async def chat_completions(request: Request) -> Response:
                 "return_logprob": body.logprobs,
                 "top_logprobs_num": body.top_logprobs,
                 "rid": body.rid,
+                "lora_path": body.lora_path,
             },
         ),
     )

@@ -25,7 +25,6 @@ _UNSUPPORTED = (
     "image_data",
     "video_data",
     "audio_data",
-    "lora_path",
     "custom_logit_processor",
     "session_id",
     "session_params",
@@ -67,12 +66,14 @@ def make_generation(state: ServerState, body: GenerateBody) -> Generation:
     routes_from = _routes_from(state, body, min(len(ids) for ids, _ in fitted))
     sequences = []
     masks = _masks(state, body, params)
-    for (ids, param), option, rid, mask in zip(fitted, options, rids, masks, strict=True):
+    adapters = _adapters(body, count, single)
+    for (ids, param), option, rid, mask, name in zip(fitted, options, rids, masks, adapters, strict=True):
         prompt = SequenceInputs(ids)
         for sample in range(param.n):
-            name = rid if param.n == 1 else f"{rid}_{sample}"
+            own_rid = rid if param.n == 1 else f"{rid}_{sample}"
             seed = state.noise_seed(param.sampling_seed, sample)
-            sequence = Sequence(name, prompt, param, option, seed, routes_from=routes_from, tells_mask=mask)
+            sequence = Sequence(own_rid, prompt, param, option, seed, routes_from=routes_from, lora_path=name)
+            sequence.tells_mask = mask
             sequences.append(sequence)
     if len({s.rid for s in sequences}) < len(sequences):
         raise BadRequest("rid: two responses of this request would have the same id")
@@ -165,6 +166,13 @@ def _routes_from(state: ServerState, body: GenerateBody, shortest: int) -> int |
     if start > shortest:
         raise BadRequest(f"routed_experts_start_len {start}: wanted at most {shortest}, the prompt's length")
     return start
+
+
+def _adapters(body: GenerateBody, count: int, single: bool) -> list[str | None]:
+    """The name of the adapter of each prompt."""
+    if single and isinstance(body.lora_path, list):
+        raise BadRequest("lora_path: a list, but there is a single prompt (wanted: a string)")
+    return _per_prompt("lora_path", body.lora_path, count)
 
 
 def _masks(state: ServerState, body: GenerateBody, params: list[SamplingParams]) -> list[bool]:
