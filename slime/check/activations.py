@@ -61,7 +61,9 @@ def activations(
     waiting = _waiting(config, layout, stage)
     kept = each * waiting + (_head(rank) if last else 0.0)
     vocabulary = config.model.padded_vocab_size / layout.tp
-    logits = 2 * _FLOAT32 * vocabulary if last and role != "critic" else 0.0
+    # A user's loss is given a copy of its own.
+    size = _FLOAT32 if config.loss.loss_type == "custom_loss" else rank.size
+    logits = 2 * size * vocabulary if last and role != "critic" else 0.0
     again = each * (waiting - 1) + angles(rank) + max(again for _, again in chunks)
     copy = 0
     if last and role != "critic" and (further := trained_mtp_layers(config.mtp)):
@@ -69,7 +71,7 @@ def activations(
         whole, left = _mtp_layer(rank)
         kept += further * (left + rank.size * vocabulary)
         if whole > left:
-            again = max(again, kept + (_FLOAT32 - rank.size) * vocabulary + whole - left)
+            again = max(again, kept + (size - rank.size) * vocabulary + whole - left)
         if layout.pp > 1 and config.model.untie_embeddings_and_output_weights:
             copy = config.model.hidden_size * rank.size * int(vocabulary)  # of the embedding
     return Activations(tokens * kept + copy, tokens * logits, tokens * again + copy)

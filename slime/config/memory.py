@@ -10,6 +10,7 @@ from slime.config.experts import ExpertConfig
 from slime.config.fsdp import FsdpConfig
 from slime.config.hf_checkpoint import HfCheckpointConfig
 from slime.config.host import HostConfig
+from slime.config.loss import LossConfig
 from slime.config.megatron import MegatronConfig
 from slime.config.model import LayerVariantConfig, ModelConfig
 from slime.config.mtp import MtpConfig
@@ -40,6 +41,7 @@ class MemoryConfig(HostConfig):
     precision: PrecisionConfig
     optimizer: OptimizerConfig
     optimizer_state: OptimizerStateConfig
+    loss: LossConfig
     rollout: RolloutConfig
     engines: EngineConfig
     hf_checkpoint: HfCheckpointConfig

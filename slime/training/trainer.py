@@ -1,10 +1,12 @@
 """What happens to one rollout in the trainer: passes, advantages, optimizer steps."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from typing import Any
+
+import torch
 
 from slime.config.loss import LOSSES
 from slime.config.profiling import Target
@@ -58,8 +60,18 @@ def select_loss(config: TrainingConfig, role: Role = ACTOR) -> LossFunction:
     """The loss of a role: its own, else that of ``--loss-type``."""
     loss_type = role.loss_type or config.loss.loss_type
     if loss_type == "custom_loss" and config.loss.custom_loss_function_path:
-        return partial(load_function(config.loss.custom_loss_function_path), config.flat)
+        return partial(_of_float32(load_function(config.loss.custom_loss_function_path)), config.flat)
     return partial(load_function(LOSSES[loss_type]), config)
+
+
+def _of_float32(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A user's loss, whose logits are float32 where the model's are narrower."""
+
+    @wraps(loss)
+    def call(args: Any, batch: Any, logits: torch.Tensor, reducer: Any) -> Any:
+        return loss(args, batch, logits.to(torch.promote_types(logits.dtype, torch.float32)), reducer)
+
+    return call
 
 
 class Trainer:

@@ -183,5 +183,5 @@ class _LogProbEntropy(torch.autograd.Function):
             if of_nuclei is not None:
                 *at, values = of_nuclei
                 q.index_put_(tuple(at), values, accumulate=True)
-            gradient.index_add_(0, rows[here], q.to(logits.dtype))
+            gradient.index_copy_(0, rows[here], q.to(logits.dtype))
         return gradient, None, None, None, None, None

@@ -158,17 +158,17 @@ def activations_of_trainers(rank: int, runs: list[Namespace], lengths: list[int]
 
 
 def _activations(args: Namespace, lengths: list[int]) -> dict[str, int]:
-    from megatron.core.transformer.module import Float16Module
     from megatron.core.utils import get_model_config, unwrap_model
 
     from slime.backends.megatron_utils.data import _packed_seq_params
     from slime.backends.megatron_utils.model_provider import get_model
+    from slime.backends.megatron_utils.moe import in_half
     from slime.backends.megatron_utils.mtp_step import layers_of
     from slime.training.vocab_parallel import vocab_parallel_log_prob_entropy
 
     (model,) = get_model(run_config(args))
     if args.params_dtype != torch.float32:
-        model = Float16Module(get_model_config(model), model)
+        model = in_half(get_model_config(model), model)
     tokens = torch.randint(args.vocab_size, (1, sum(lengths)), generator=torch.Generator().manual_seed(3))
     saved = Saved([*model.parameters(), *model.buffers(), tokens])
     with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):

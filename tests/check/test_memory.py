@@ -164,3 +164,16 @@ def test_activations_are_those_that_autograd_keeps(case, kept):
     assert mine.kept + logits == pytest.approx(found["kept"], rel=0.05)
     assert max(mine.kept + logits, mine.recomputing) == pytest.approx(found["most"], rel=0.05)
     assert found["left"] == 0
+
+
+def test_logits_are_in_the_format_of_training_but_those_of_a_loss_of_the_users_own(args_of):
+    custom = {
+        "loss_type": "custom_loss",
+        "custom_loss_function_path": "slime.training.losses.sft.sft_loss_function",
+    }
+    counted = []
+    for flags in ({}, custom):
+        config = run_config(args_of("qwen3", 1, flags))
+        counted.append(activations(config, layout_of(config), 0, 10).logits / 10)
+    vocabulary = config.model.padded_vocab_size
+    assert counted == [2 * 2 * vocabulary, 2 * 4 * vocabulary]

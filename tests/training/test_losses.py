@@ -364,6 +364,10 @@ def constant_loss(args, batch, logits, sum_of_sample_mean):
     return logits.sum() * 0 + 7, {"seven": torch.tensor(7.0)}
 
 
+def loss_of_dtype(args, batch, logits, sum_of_sample_mean):
+    return logits.sum(), {"bytes": torch.tensor(float(logits.dtype.itemsize))}
+
+
 def first_token_reducer(total_lengths, response_lengths, loss_masks, calculate_per_token_loss):
     return lambda values: values[0]
 
@@ -377,6 +381,16 @@ def test_custom_losses_and_reducers_are_called():
         _args(custom_pg_loss_reducer_function_path=f"{__name__}.first_token_reducer")
     )
     assert metrics["pg_loss"] == pytest.approx(-micro_batch["advantages"][0][0].item())
+
+
+def test_a_loss_of_the_users_own_gets_logits_in_float32():
+    """As those of the original do; ours take the model's."""
+    args = _args(loss_type="custom_loss", custom_loss_function_path=f"{__name__}.loss_of_dtype")
+    logits = torch.ones(1, 2, 3, dtype=torch.bfloat16, requires_grad=True)
+    loss, metrics = select_loss(run_config(args))({}, logits, sum)
+    assert loss.dtype == torch.float32 and metrics["bytes"] == 4
+    loss.backward()
+    assert logits.grad.dtype == torch.bfloat16 and torch.equal(logits.grad, torch.ones_like(logits))
 
 
 def test_recomputing_the_loss_does_not_change_it():

@@ -162,7 +162,18 @@ def _mend_biases(experts: Any) -> None:
         vars(expert.linear_fc2.bias).update(own, partition_dim=0, partition_stride=1)
 
 
-def in_half(config: TransformerConfig, chunk: torch.nn.Module) -> Float16Module:
+class Float16Chunk(Float16Module):
+    """Float16Module whose logits stay in 16 bits.
+
+    megatron-core makes float32 copies of all logits and of their gradient, which with a vocabulary of 150,000
+    are most of a step's memory. Losses widen the rows that they work on, with the same results.
+    """
+
+    def forward(self, *inputs: Any, **options: Any) -> torch.Tensor:
+        return super().forward(*inputs, fp32_output=False, **options)
+
+
+def in_half(config: TransformerConfig, chunk: torch.nn.Module) -> Float16Chunk:
     """The chunk with parameters in 16 bits; biases of experts, and the counts that move them, stay float32.
 
     megatron-core widens the biases again when they are used, but what their rounding has lost is lost: they
@@ -172,7 +183,7 @@ def in_half(config: TransformerConfig, chunk: torch.nn.Module) -> Float16Module:
     names = ("expert_bias", "local_tokens_per_expert")
     modules = [module for module in chunk.modules() if isinstance(module, TopKRouter)]
     kept = [(module, name, getattr(module, name)) for module in modules for name in names]
-    wrapped = Float16Module(config, chunk)
+    wrapped = Float16Chunk(config, chunk)
     for module, name, value in kept:
         setattr(module, name, value)
     return wrapped
