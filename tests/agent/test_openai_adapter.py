@@ -512,6 +512,15 @@ def running_clock():
     clock.__init__()
 
 
+def said_in(response, stream):
+    """The text of an answer."""
+    assert response.status_code == 200, response.text
+    if not stream:
+        return response.json()["choices"][0]["message"]["content"]
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+    return "".join(json.loads(line)["choices"][0]["delta"].get("content") or "" for line in lines)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_turn_goes_on_over_updates_of_the_weights(serve, engine, tokenizer, running_clock, stream):
     adapter, client = serve()
@@ -523,12 +532,7 @@ async def test_a_turn_goes_on_over_updates_of_the_weights(serve, engine, tokeniz
     await updates.update(3)
     await asyncio.to_thread(updates.at_work.wait, 300)
     updates.left = len(made)
-    response = await task
-    assert response.status_code == 200, response.text
-    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
-    told = [json.loads(line)["choices"][0]["delta"].get("content") or "" for line in lines]
-    said = "".join(told) if stream else response.json()["choices"][0]["message"]["content"]
-    assert said == "a long answer"
+    assert said_in(await task, stream) == "a long answer"
     first, *others = engine.seen("generate")
     start = len(first["input_ids"])
     for body in others:
@@ -543,20 +547,42 @@ async def test_a_turn_goes_on_over_updates_of_the_weights(serve, engine, tokeniz
     assert sample.prefix_cache_info.recomputed_tokens == again
 
 
-async def test_a_turn_with_a_grammar_begins_anew_after_an_update(serve, engine, tokenizer, running_clock):
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_turn_with_a_grammar_begins_anew_after_an_update(
+    serve, engine, tokenizer, running_clock, stream
+):
     adapter, client = serve()
     engine.answer = lambda conversation: '{"a": 1}'
     made = tokenizer('{"a": 1}' + EOS, add_special_tokens=False)["input_ids"]
     updates = Interrupted(engine)
-    body = {"messages": [USER], "response_format": {"type": "json_object"}}
+    body = {"messages": [USER], "response_format": {"type": "json_object"}, "stream": stream}
     task = asyncio.create_task(client.post(PATH, json=body))
     await updates.update(2)
     updates.left = len(made)
-    assert (await task).json()["choices"][0]["message"]["content"] == '{"a": 1}'
+    assert said_in(await task, stream) == '{"a": 1}'
     one, two = engine.seen("generate")
     assert one["input_ids"] == two["input_ids"] and one["sampling_params"] == two["sampling_params"]
     (sample,) = await adapter.finish_session("s", base_sample=Sample())
     assert sample.version_spans == [("2", len(made))]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_string_that_an_update_cuts_in_two_ends_the_answer(
+    serve, engine, tokenizer, running_clock, stream
+):
+    adapter, client = serve()
+    engine.answer = lambda conversation: "aEND and more"
+    made = tokenizer("aEND", add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(made[:2]) == "aE"
+    updates = Interrupted(engine)
+    body = {"messages": [USER], "stop": ["END"], "stream": stream}
+    task = asyncio.create_task(client.post(PATH, json=body))
+    await updates.update(2)
+    updates.left = 100
+    assert said_in(await task, stream) == "aEND"
+    (sample,) = await adapter.finish_session("s", base_sample=Sample())
+    assert sample.tokens[-len(made) :] == made and sample.status is Sample.Status.COMPLETED
+    assert sample.version_spans == [("1", 2), ("2", len(made) - 2)]
 
 
 @pytest.mark.parametrize("ended", ["finished", "dropped"])

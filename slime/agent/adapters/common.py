@@ -219,6 +219,7 @@ class BaseAdapter:
             body,
             tell if follow else None,
             end=self._tokenizer.eos_token_id,
+            text_of=self.text_of,
             goes_on=(lambda ids: not reads(ids).has_whole_call) if asked.single_call else None,
         )
         meta = answer["meta_info"]

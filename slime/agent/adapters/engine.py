@@ -5,6 +5,7 @@ from contextlib import aclosing
 from itertools import accumulate
 from typing import Any, Protocol
 
+from slime.agent.adapters.cut_stops import PER_TOKEN, StopsAcrossCuts, TextOf
 from slime.agent.adapters.session import OPENAI_PARAMS, Session, sampling_of_turn
 from slime.agent.parsing import CALL_ENDS
 from slime.agent.trajectory import TurnRecord
@@ -20,10 +21,6 @@ GoesOn = Callable[[Sequence[int]], bool]
 """Whether an answer with these tokens is not at its end, though the end of a call stands there."""
 
 _RETRIES = 20
-_PER_TOKEN = (
-    *("output_token_logprobs", "output_top_logprobs"),
-    *("output_token_sampling_mask", "output_token_sampling_logprobs"),
-)
 _ADDED_UP = ("completion_tokens", "e2e_latency", "num_retractions")
 _OF_THE_PROMPT = ("prompt_tokens", "cached_tokens")
 
@@ -35,14 +32,16 @@ async def engine_answer(
     *,
     end: int | None = None,
     goes_on: GoesOn | None = None,
+    text_of: TextOf | None = None,
     headers: dict[str, str] | None = None,
 ) -> Any:
     """The engine's answer to a request; for what an update of the weights cuts off, it is asked again.
 
-    What follows a grammar is asked for anew, as engines take none up in its middle; if ``follow`` was told of
-    it, it stays aborted. So does what something else has ended.
+    What follows a grammar is asked for anew, as engines take none up in its middle; so ``follow``, which
+    cannot take anything back, is told nothing of it. What something else has ended stays aborted.
 
     Args:
+        text_of: finds stop strings that an update cuts in two, of which no engine sees both parts.
         end: the token that ends an answer, which an abort may come upon.
         goes_on: where the end of a call has stopped it, whether that is none: then it is asked again too.
 
@@ -51,12 +50,15 @@ async def engine_answer(
         httpx.TransportError: it cannot be reached, or its answer broke off.
     """
     parts, constrained = list[Any](), bool(body["sampling_params"].keys() & GRAMMARS.keys())
+    follow = None if constrained else follow
+    stops = StopsAcrossCuts(body["sampling_params"].get("stop"), text_of)
     while True:
         so_far = [triple for part in parts for triple in tokens_of(part)]
         updates, updating = clock.updates, clock.updating
         asked = {**_rest(body, len(so_far)), **clock.cache_key()}
         asked["input_ids"] = body["input_ids"] + _ids(so_far) if so_far else body["input_ids"]
-        answer = await _ask(url, asked, _behind(so_far, follow), headers)
+        answer = await _ask(url, asked, _behind(so_far, follow, stops), headers)
+        stops.note(_ids(so_far), answer)
         if _is_aborted(answer):
             _note_end(answer["meta_info"], asked["sampling_params"], end)
         if goes_on and _stopped_by_call(answer) and goes_on(_ids([*so_far, *tokens_of(answer)])):
@@ -65,7 +67,7 @@ async def engine_answer(
                 continue
             answer["meta_info"]["finish_reason"] = {"type": "length", "length": len(tokens_of(answer))}
         interrupted = _is_aborted(answer) and (updating or clock.updates != updates)
-        if not interrupted or (constrained and follow is not None):
+        if not interrupted:
             return _joined([*parts, answer])
         if not constrained:
             parts.append(answer)
@@ -99,13 +101,14 @@ def _rest(body: Mapping[str, Any], made: int) -> dict[str, Any]:
     return {**body, "sampling_params": sampling}
 
 
-def _behind(so_far: list[Any], follow: FollowTokens | None) -> FollowTokens | None:
+def _behind(so_far: list[Any], follow: FollowTokens | None, stops: StopsAcrossCuts) -> FollowTokens | None:
     """Tells ``follow`` of tokens with those before them."""
     if follow is None:
         return None
 
     async def tell(triples: list[Any]) -> None:
-        await follow([*so_far, *triples])
+        found = stops.find(_ids(so_far), _ids(triples))
+        await follow([*so_far, *triples[: found[0] if found else None]])
 
     return tell
 
@@ -130,7 +133,7 @@ def _joined(parts: Sequence[Any]) -> Any:
     metas = [part["meta_info"] for part in parts]
     counts = [len(tokens_of(part)) for part in parts]
     meta = {**metas[-1], **{name: metas[0][name] for name in _OF_THE_PROMPT if name in metas[0]}}
-    for name in _PER_TOKEN:
+    for name in PER_TOKEN:
         if name in meta:
             meta[name] = [row for each in metas for row in each[name]]
     for name in _ADDED_UP:

@@ -1,0 +1,62 @@
+"""Stop strings that an update of the weights has cut in two.
+
+The engine that goes on with an answer looks for them in what it makes, and misses one that has begun before.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+TextOf = Callable[[Sequence[int]], str]
+
+PER_TOKEN = (
+    *("output_token_logprobs", "output_top_logprobs"),
+    *("output_token_sampling_mask", "output_token_sampling_logprobs"),
+)
+"""Lists of an answer that have an entry for each token."""
+
+
+class StopsAcrossCuts:
+    """The stop strings of a request.
+
+    Args:
+        text_of: without it none is found.
+    """
+
+    def __init__(self, stops: str | Sequence[str] | None, text_of: TextOf | None) -> None:
+        self._stops = [stops] if isinstance(stops, str) else list(stops or ())
+        self._longest = max(map(len, self._stops), default=0)
+        self._text_of = text_of
+
+    def find(self, before: Sequence[int], new: Sequence[int]) -> tuple[int, str] | None:
+        """With how many of the new tokens a stop string is there that begins before them, and which one."""
+        if self._text_of is None or not (self._stops and before):
+            return None
+        tail = [*before[-self._longest :]]
+        start = len(self._text_of(tail))
+        for count in range(1, len(new) + 1):
+            text = self._text_of([*tail, *new[:count]])
+            for stop in self._stops:
+                if 0 <= text.find(stop, max(start - len(stop) + 1, 0)) < start:
+                    return count, stop
+            if len(text) - start >= self._longest:
+                break
+        return None
+
+    def note(self, before: Sequence[int], answer: Mapping[str, Any]) -> None:
+        """Ends an answer behind other tokens with the token that completes such a stop string."""
+        meta = answer["meta_info"]
+        found = self.find(before, [triple[1] for triple in meta.get("output_token_logprobs") or ()])
+        if found is None:
+            return
+        count, stop = found
+        for name in PER_TOKEN:
+            if name in meta:
+                meta[name] = meta[name][:count]
+        meta |= {"finish_reason": {"type": "stop", "matched": stop}, "completion_tokens": count}
+        if spans := meta.get("weight_versions"):
+            meta["weight_versions"] = [
+                {**span, "end": min(span["end"], count)} for span in spans if span["start"] < count
+            ]
+        if offsets := meta.get("top_p_token_offsets"):
+            meta["top_p_token_offsets"] = offsets[: count + 1]
+            meta["top_p_token_ids"] = meta["top_p_token_ids"][: offsets[count]]
