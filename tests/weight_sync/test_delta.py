@@ -340,6 +340,15 @@ def test_whole_versions_are_fetched_too_if_there_is_a_place_for_them(args, engin
     )
 
 
+def test_steps_that_change_nothing_leave_engines_what_they_load(trainer):
+    """A step may be too small for the format; a machine makes no second copy of what it holds."""
+    trainer.step()
+    trainer.source.train = lambda: None
+    for _ in range(3):
+        trainer.step()
+    assert trainer.engines[0].seen("update_weights_from_disk")[-1]["model_path"].endswith("weight_v000001")
+
+
 def test_a_helper_beside_the_server_is_asked_where_there_is_one(args, engines):
     server, helper = engines(), engines()
     trainer = Trainer(args)

@@ -67,7 +67,11 @@ def pull(source: Path, local: Path, version: int, timeout_s: float = 600.0) -> P
                 raise
             made = _made(source, local, wanted, {})  # what was here may be what is damaged
         base = wanted.manifest.base
-        remove_others(local, {version} if base is None else {version, base.version})
+        # The same weights may be there under an older version.
+        kept = {version, version_of(made) or version}
+        if base is not None:
+            kept.add(base.version)
+        remove_others(local, kept)
         return made
 
 
