@@ -306,6 +306,7 @@ SAMPLED_FOLDERS: dict[str, tuple[str, ...]] = {
 """Tests of all modules of a folder beside their own, which its server's process alone imports."""
 EQUIVALENT: dict[str, str] = {
     "slime/backends/embedded_engine/sampler.py: -1  =>  +1 (5)": "the last of two dimensions",
+    "slime/backends/embedded_engine/tool_calls/pythonic.py: 1  =>  2": "-2 and not -1: both are no position",
     "slime/models/checkpoint/encoding.py: 32  =>  33": "33 MiB at once and not 32, as is not drawn any more",
     "slime/models/checkpoint/mxfp4.py: scales > _BIAS + 125  =>  scales >= _BIAS + 125": (
         "products with one scale more are looked at, and 6 x 2^125 is finite"
