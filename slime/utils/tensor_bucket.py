@@ -10,6 +10,7 @@ import copyreg
 import hashlib
 import io
 import pickle
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ import torch.multiprocessing as torch_mp
 
 T = TypeVar("T")
 _MANAGER_IS_LATE = "Shared memory manager connection has timed out"
-_ATTEMPTS = 30
+_MANAGER_TIMEOUT_S = 120.0
 
 
 @dataclass
@@ -152,13 +153,13 @@ def _with_shared_memory(act: Callable[[], T]) -> T:
 
     On a busy machine that is no fault of anybody's.
     """
-    for _ in range(_ATTEMPTS - 1):
+    deadline = time.monotonic() + _MANAGER_TIMEOUT_S
+    while True:
         try:
             return act()
         except RuntimeError as error:
-            if _MANAGER_IS_LATE not in str(error):
+            if _MANAGER_IS_LATE not in str(error) or time.monotonic() > deadline:
                 raise
-    return act()
 
 
 def _pickled(obj: object, reducers: Mapping[type, Callable[[Any], Any]]) -> bytes:

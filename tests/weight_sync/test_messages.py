@@ -265,7 +265,7 @@ def test_a_trainer_that_dies_at_any_message_leaves_no_mixture_to_whom_takes_over
     """Before the message was sent, and when it has arrived."""
     endpoint, _ = engines(transport)
     for dies_at in range(messages_of(transport, made, engines)):
-        first, _ = made(transport)
+        first, before = made(transport)
         first.take_over()
         first.connect([endpoint])
         first.run(1)
@@ -274,7 +274,7 @@ def test_a_trainer_that_dies_at_any_message_leaves_no_mixture_to_whom_takes_over
             if number == dies_at and sent == arrived:
                 raise Gone
 
-        train(first._plan._source, checkpoints)
+        train(before, checkpoints)
         with each_message(strike), pytest.raises(Gone):
             first.run(2)
         probes = Probes(said)

@@ -9,7 +9,7 @@ from tests.each import hold_each
 _UPDATE = {"flush_cache": True, "abort_all_requests": False, "weight_version": None}
 _OF_BOTH = {
     **{"model": None, "seed": None, "stream": False, "stream_options": None, "rid": None},
-    **{"min_tokens": 0, "return_token_ids": False},
+    **{"min_tokens": 0, "return_token_ids": False, "lora_path": None},
 }
 LEFT_OUT = {
     bodies.GenerateBody: {
@@ -17,7 +17,7 @@ LEFT_OUT = {
         **{"return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0},
         **{"token_ids_logprob": None, "return_text_in_logprobs": False, "return_prompt_token_ids": False},
         **{"return_routed_experts": False, "routed_experts_start_len": 0, "return_sampling_mask": False},
-        **{"require_reasoning": False, "stream": False},
+        **{"require_reasoning": False, "stream": False, "lora_path": None},
     },
     bodies.AbortBody: {"rid": "", "abort_all": False},
     bodies.PauseBody: {"mode": "abort"},
