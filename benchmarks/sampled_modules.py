@@ -23,7 +23,6 @@ SAMPLED: dict[str, tuple[str, ...]] = {
         "weight_sync/test_disk",
     ),
     "slime/weight_sync/update.py": ("weight_sync/test_several_transports", "weight_sync/test_disk"),
-    "slime/weight_sync/route.py": ("weight_sync/test_several_transports", "weight_sync/test_disk"),
     "slime/weight_sync/report.py": ("weight_sync/test_disk",),
     "slime/weight_sync/transports/broadcast.py": ("weight_sync/test_broadcast",),
     "slime/utils/tensor_bucket.py": ("weight_sync/test_handle",),

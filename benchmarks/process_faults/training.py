@@ -8,7 +8,7 @@ _STEP = ("tests/backends/megatron_utils/test_train_step_parity.py",)
 
 _OF_WEIGHT_SYNC: dict[str, Fault] = {
     "a bucket is dropped": Fault(
-        "slime/weight_sync/route.py",
+        "slime/weight_sync/update.py",
         "            carried = transport.send(bucket, is_last)\n",
         "            carried = transport.send(bucket, True) if is_last else 0\n",
         _SYNC,

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.slow
 MOST = 1000
 KEY = "k"
 TIMEOUT_S = 120
+TOKENIZER = SimpleNamespace(chat_template=None, added_tokens_decoder={})
+"""Nothing is rendered here."""
 
 
 class Nothing:
@@ -80,7 +82,7 @@ def router(host):
 def adapter(kind):
     @contextmanager
     def serve(host):
-        api = kind(tokenizer=None, sglang_url="http://127.0.0.1:1/generate")
+        api = kind(tokenizer=TOKENIZER, sglang_url="http://127.0.0.1:1/generate")
         api.open_session(KEY)
         handle = run_app_in_thread(api.app, host=host)
         try:
