@@ -16,20 +16,9 @@ from slime.weight_sync.versions.local import pull
 from slime.weight_sync.versions.manifest import MANIFEST, state_of, version_of
 from slime.weight_sync.versions.manifest import VersionManifest as Manifest
 from slime.weight_sync.versions.staged import StagedChanges, remove_others
-from tests.weight_sync.test_versions import Publisher, read, require_equal
+from tests.weight_sync.publisher import read, require_equal
 
 ZEROS, ONES = np.zeros(9, np.uint8), np.ones(9, np.uint8)
-
-
-@pytest.fixture
-def publisher(tmp_path):
-    (tmp_path / "shared").mkdir()
-    return Publisher(tmp_path / "shared")
-
-
-@pytest.fixture
-def local(tmp_path):
-    return tmp_path / "local"
 
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])

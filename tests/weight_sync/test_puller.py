@@ -9,7 +9,7 @@ import pytest
 from slime.weight_sync.versions import puller
 from slime.weight_sync.versions.manifest import directory_of
 from slime.weight_sync.versions.puller import PullServer, asked
-from tests.weight_sync.test_versions import Publisher, require_equal
+from tests.weight_sync.publisher import Publisher, require_equal
 
 HERE = {"local_checkpoint_dir": "/local", "source_dir": "/source", "target_version": 0}
 
