@@ -11,6 +11,7 @@ from torch.distributed.distributed_c10d import (
     GroupName,
     PrefixStore,
     _new_process_group_helper,
+    _set_pg_timeout,
     _world,
     default_pg_timeout,
 )
@@ -48,6 +49,16 @@ def join_process_group(timeout_minutes: float) -> None:
     except dist.DistError as error:
         where = f"no process group at {host}:{port} within {timeout_minutes} minutes"
         raise RuntimeError(f"trainer rank {rank} of {world_size}: {where}") from error
+
+
+def bound_collectives(timeout_minutes: float) -> None:
+    """Gives the collectives of every group that this process is in so far the same time limit.
+
+    A device mesh makes groups without one, and so does megatron-core here and there: torch then has its own,
+    10 minutes over NCCL and 30 over gloo, whatever the default group has.
+    """
+    for group in _world.pg_map:
+        _set_pg_timeout(timedelta(minutes=timeout_minutes), group)
 
 
 def init_process_group(

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ class CheckpointWriter:
         self._optimizer = config.optimizer.optimizer
         self._thread = ThreadPoolExecutor(1, "checkpoint") if self._later else None
         # A group of its own: the thread's messages must not mix with the trainer's.
-        self._group = dist.new_group(backend="gloo")
+        timeout = timedelta(minutes=config.cluster.distributed_timeout_minutes)
+        self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._writing: tuple[Future[None], Callable[[], None]] | None = None
 
     def save(

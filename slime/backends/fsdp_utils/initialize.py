@@ -12,7 +12,7 @@ from slime.config.backend import BackendConfig
 from slime.training.parallel import ParallelContext, set_current
 from slime.utils import safe_checkpoint
 from slime.utils.accelerator import set_device
-from slime.utils.distributed_utils import join_process_group
+from slime.utils.distributed_utils import bound_collectives, join_process_group
 
 
 def init(config: BackendConfig) -> tuple[DeviceMesh, torch.device]:
@@ -31,6 +31,7 @@ def init(config: BackendConfig) -> tuple[DeviceMesh, torch.device]:
     join_process_group(config.cluster.distributed_timeout_minutes)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("shards",))
     set_current(_parallel_context(config, device))
+    bound_collectives(config.cluster.distributed_timeout_minutes)
     safe_checkpoint.install()
     random.seed(config.trainer.seed)
     np.random.seed(config.trainer.seed)

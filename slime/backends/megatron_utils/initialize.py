@@ -11,7 +11,7 @@ from megatron.core import tensor_parallel
 from slime.config.backend import BackendConfig
 from slime.training.parallel import ParallelContext, set_current
 from slime.utils.accelerator import set_device
-from slime.utils.distributed_utils import join_process_group
+from slime.utils.distributed_utils import bound_collectives, join_process_group
 from slime.utils.misc import load_function
 
 
@@ -39,6 +39,7 @@ def init(config: BackendConfig) -> None:
         expert_tensor_parallel_size=config.experts.expert_tensor_parallel_size,
         distributed_timeout_minutes=config.cluster.distributed_timeout_minutes,
     )
+    bound_collectives(config.cluster.distributed_timeout_minutes)
     set_current(_parallel_context(config))
     _set_seeds(config.trainer.seed)
     if config.hooks.custom_megatron_init_path:
