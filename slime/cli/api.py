@@ -18,6 +18,8 @@ from typing import Any
 import yaml
 
 _FLAGS = "flags.yaml"
+_END_S = 60.0
+"""A run that is told to end does so within ten seconds, by itself."""
 
 
 class RunFailed(RuntimeError):
@@ -114,7 +116,10 @@ def _run(command: list[str]) -> None:
             last = line.strip() or last
     except BaseException:
         process.send_signal(signal.SIGINT)
-        process.wait()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
         raise
     if status := process.wait():
         raise RunFailed(last.removeprefix("error: ") or f"exit status {status}", status)

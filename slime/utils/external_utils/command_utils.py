@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+_NVIDIA_SMI_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,8 @@ def check_has_nvlink() -> bool:
     """Whether ``nvidia-smi`` tells of NVLink between GPUs."""
     if shutil.which("nvidia-smi") is None:
         return False
-    done = subprocess.run(["nvidia-smi", "topo", "-m"], text=True, capture_output=True, check=False)
+    command = ["nvidia-smi", "topo", "-m"]
+    done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=_NVIDIA_SMI_S)
     return re.search(r"\bNV\d+\b", done.stdout) is not None
 
 
