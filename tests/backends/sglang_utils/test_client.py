@@ -1,11 +1,14 @@
+import json
 import pickle
 
+import httpx
 import pytest
 from fastapi.responses import JSONResponse
 
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.utils.http_utils import http_url
 from slime.utils.types import EngineEndpoint
+from tests.each import hold_each
 from tests.engines import free_port
 
 
@@ -131,3 +134,146 @@ def test_the_key_is_sent(start_fake_engine):
 
 def test_a_pickled_client_still_speaks(client):
     assert pickle.loads(pickle.dumps(client)).weight_version() == "default"  # noqa: S301
+
+
+_GROUP = {"group_name": "weight_update_group"}
+_DEFAULTS = {"load_format": None, "weight_version": None, "flush_cache": False}
+_GIVEN = {"load_format": "f", "weight_version": "3", "flush_cache": True}
+SENT = [
+    (lambda c: c.serves(), [("GET", "/health_generate", None)]),
+    (lambda c: c.health(), [("GET", "/ready", None), ("GET", "/health_generate", None)]),
+    (lambda c: c.model_info(), [("GET", "/model_info", None)]),
+    (lambda c: c.server_info(), [("GET", "/server_info", None)]),
+    (lambda c: c.loads(), [("GET", "/v1/loads?include=core", None)]),
+    (lambda c: c.abort(), [("POST", "/abort_request", {"abort_all": True})]),
+    (lambda c: c.abort("r"), [("POST", "/abort_request", {"rid": "r", "abort_all": False})]),
+    (lambda c: c.pause_generation(), [("POST", "/pause_generation", {"mode": "abort"})]),
+    (lambda c: c.pause_generation("retract"), [("POST", "/pause_generation", {"mode": "retract"})]),
+    (lambda c: c.continue_generation(), [("POST", "/continue_generation", {})]),
+    (lambda c: c.flush_cache(), [("GET", "/flush_cache", None)]),
+    (lambda c: c.begin_weight_update(), [("POST", "/begin_weight_update", {})]),
+    (lambda c: c.end_weight_update(), [("POST", "/end_weight_update", {})]),
+    (
+        lambda c: c.init_weights_update_group("10.0.0.1", 9, 2, 5),
+        [
+            (
+                "POST",
+                "/init_weights_update_group",
+                {
+                    **{"master_address": "10.0.0.1", "master_port": 9, "rank_offset": 2, "world_size": 5},
+                    **{"backend": "nccl"},
+                    **_GROUP,
+                },
+            )
+        ],
+    ),
+    (lambda c: c.destroy_weights_update_group(), [("POST", "/destroy_weights_update_group", _GROUP)]),
+    (
+        lambda c: c.update_weights_from_tensor(("x",)),
+        [("POST", "/update_weights_from_tensor", {"serialized_named_tensors": ["x"], **_DEFAULTS})],
+    ),
+    (
+        lambda c: c.update_weights_from_tensor(("x",), "f", "3", True),
+        [("POST", "/update_weights_from_tensor", {"serialized_named_tensors": ["x"], **_GIVEN})],
+    ),
+    (
+        lambda c: c.update_weights_from_distributed(("w",), ("float32",), ((2,),)),
+        [
+            (
+                "POST",
+                "/update_weights_from_distributed",
+                {"names": ["w"], "dtypes": ["float32"], "shapes": [[2]], **_GROUP, **_DEFAULTS},
+            )
+        ],
+    ),
+    (
+        lambda c: c.update_weights_from_distributed(("w",), ("torch.int8",), ((2,),), "g", "f", "3", True),
+        [
+            (
+                "POST",
+                "/update_weights_from_distributed",
+                {"names": ["w"], "dtypes": ["int8"], "shapes": [[2]], "group_name": "g", **_GIVEN},
+            )
+        ],
+    ),
+    (
+        lambda c: c.update_weights_from_disk("/m"),
+        [("POST", "/update_weights_from_disk", {"model_path": "/m", **_DEFAULTS})],
+    ),
+    (
+        lambda c: c.update_weights_from_disk("/m", "f", "3", True),
+        [("POST", "/update_weights_from_disk", {"model_path": "/m", **_GIVEN})],
+    ),
+    (
+        lambda c: c.update_weight_version("4"),
+        [("POST", "/update_weight_version", {"new_version": "4", "abort_all_requests": False})],
+    ),
+    (
+        lambda c: c.weights_checker("reset_tensors"),
+        [("POST", "/weights_checker", {"action": "reset_tensors"})],
+    ),
+    (
+        lambda c: c.release_memory_occupation(("kv_cache",)),
+        [("GET", "/flush_cache", None), ("POST", "/release_memory_occupation", {"tags": ["kv_cache"]})],
+    ),
+    (
+        lambda c: c.release_memory_occupation(),
+        [("GET", "/flush_cache", None), ("POST", "/release_memory_occupation", {"tags": None})],
+    ),
+    (lambda c: c.resume_memory_occupation(), [("POST", "/resume_memory_occupation", {"tags": None})]),
+    (
+        lambda c: c.resume_memory_occupation(("weights",)),
+        [("POST", "/resume_memory_occupation", {"tags": ["weights"]})],
+    ),
+]
+
+
+def client_of(answer, **options):
+    """A client of an engine that ``answer`` stands for."""
+    client = EngineClient(endpoint("http://engine:1"), **options)
+    client._http = httpx.Client(base_url="http://engine:1", transport=httpx.MockTransport(answer))
+    return client
+
+
+def test_each_method_sends_what_sglang_reads():
+    def check(case):
+        call, wanted = case
+        found = []
+
+        def answer(request):
+            body = json.loads(request.content) if request.content else None
+            found.append((request.method, request.url.raw_path.decode(), body))
+            return httpx.Response(200, json={"weight_version": "1"})
+
+        call(client_of(answer))
+        assert found == wanted
+
+    methods = {name for name in vars(EngineClient) if not name.startswith("_")}
+    untested = methods - {name for call, _ in SENT for name in call.__code__.co_names}
+    assert untested == {
+        *("request", "close", "weight_update", "weight_version", "flush_idle_cache", "has_update_session")
+    }
+    hold_each(SENT, check, name=lambda case: str(case[1]), least=len(SENT))
+
+
+def test_answers_below_400_are_answers_and_long_errors_are_cut():
+    client = client_of(lambda request: httpx.Response(int(request.url.path[1:]), text="x" * 2001))
+    assert client.request("GET", "/399") == "x" * 2001
+    with pytest.raises(EngineError) as caught:
+        client.request("GET", "/400")
+    assert (caught.value.status, caught.value.body) == (400, "x" * 2000)
+
+
+def test_each_request_has_its_own_time_or_that_of_the_client():
+    found = []
+
+    def answer(request):
+        found.append(request.extensions["timeout"]["read"])
+        return httpx.Response(200, json={})
+
+    client = client_of(answer, timeout=7.0)
+    client.model_info()
+    client.serves()
+    client.request("GET", "/x", timeout=0.5)
+    client_of(answer).model_info()
+    assert found == [7.0, 5.0, 0.5, 600.0]

@@ -1,0 +1,169 @@
+"""What a run sends to a router, and when it takes what comes back for an end."""
+
+import json
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from slime.backends.sglang_utils.router import RouterError, RouterProcess, router_command
+from slime.config.run import RunConfig
+from tests.run_args import config_with
+
+ENGINE = "http://engine:1"
+LISTED = {"id": "a/b c", "url": ENGINE, "is_healthy": True}
+
+
+class Process:
+    """A process that runs until it is told why it ended."""
+
+    ended: str | None = None
+    terminated: float | None = None
+
+    def is_alive(self):
+        return self.ended is None
+
+    def exit_reason(self):
+        return self.ended
+
+    failure_reason = exit_reason
+
+    def log_tail(self):
+        return "last line"
+
+    def terminate(self, grace):
+        self.terminated = grace
+
+
+class Listed:
+    """A router's answers: each list of workers in turn, the last one again and again."""
+
+    def __init__(self, *lists):
+        self.lists, self.sent = [*lists], []
+
+    def __call__(self, request):
+        body = json.loads(request.content) if request.content else None
+        self.sent.append((request.method, request.url.raw_path.decode(), body))
+        if request.method != "GET":
+            return httpx.Response(202, json={})
+        found = self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
+        return httpx.Response(200, json={"workers": found})
+
+    @property
+    def orders(self):
+        return [one for one in self.sent if one[0] != "GET"]
+
+
+def router_of(answer, api_key=None, process=None):
+    router = RouterProcess(process or Process(), "http://router:1", api_key)
+    router._http = httpx.Client(base_url="http://router:1", transport=httpx.MockTransport(answer))
+    return router
+
+
+@pytest.mark.parametrize(
+    ("options", "api_key", "more"),
+    [
+        ({}, None, {"worker_type": "regular"}),
+        ({"kind": "decode"}, "k", {"worker_type": "decode", "api_key": "k"}),
+        ({"kind": "prefill", "bootstrap_port": 0}, None, {"worker_type": "prefill", "bootstrap_port": 0}),
+    ],
+)
+def test_an_engine_is_added_and_gets_traffic_once_it_is_healthy(options, api_key, more):
+    sick = {**LISTED, "is_healthy": False}
+    other = {**LISTED, "url": "http://other:1"}
+    listed = Listed([], [other], [sick], [other, LISTED])
+    router_of(listed, api_key).register_worker(ENGINE, **options)
+    assert listed.orders == [("POST", "/workers", {"url": ENGINE, **more})]
+    assert [one[:2] for one in listed.sent[1:]] == [("GET", "/workers")] * 4
+
+
+def test_an_engine_is_taken_out_by_its_number_and_is_gone_then():
+    sick = {**LISTED, "is_healthy": False}
+    listed = Listed([{**LISTED, "id": "x", "url": "http://other:1"}, LISTED], [LISTED], [sick], [])
+    router_of(listed).remove_worker(ENGINE)
+    assert listed.orders == [("DELETE", "/workers/a%2Fb%20c", None)]
+    assert len(listed.sent) == 5
+    unknown = Listed([])
+    router_of(unknown).remove_worker(ENGINE)
+    assert unknown.orders == []
+
+
+def test_what_does_not_come_in_time_is_told_with_the_end_of_the_log():
+    router = router_of(Listed([]))
+    with pytest.raises(RouterError, match=r"(?s)waited 0.05 s for it to list http://engine:1 as .*last line"):
+        router.register_worker(ENGINE, timeout=0.05)
+    with pytest.raises(RouterError, match=r"waited 0.05 s for it to drop http://engine:1; its log"):
+        router_of(Listed([LISTED])).remove_worker(ENGINE, timeout=0.05)
+
+
+@pytest.mark.parametrize(("status", "fails"), [(399, False), (400, True)])
+def test_an_answer_of_400_or_more_is_an_error_that_says_what_was_asked(status, fails):
+    router = router_of(lambda request: httpx.Response(status, json={"workers": []}))
+    if not fails:
+        assert router.list_workers() == []
+        return
+    with pytest.raises(RouterError, match=r'^router http://router:1: GET /workers: HTTP 400: \{"workers"'):
+        router.list_workers()
+
+
+def test_a_router_that_ended_is_told_of_by_its_end():
+    def gone(request):
+        raise httpx.ConnectError("refused")
+
+    process = Process()
+    router = router_of(gone, process=process)
+    with pytest.raises(RouterError, match="GET /workers: ConnectError: refused"):
+        router.list_workers()
+    assert router.is_alive() and router.failure_reason() is None
+    process.ended = "ended with status 1"
+    with pytest.raises(RouterError, match="GET /workers: ended with status 1"):
+        router.list_workers()
+    with pytest.raises(RouterError, match=r"^ended with status 1"):
+        router.wait_ready(600)
+    assert not router.is_alive() and router.failure_reason() == "ended with status 1"
+    router.shutdown()
+    assert process.terminated == 1.0 and router._http.is_closed
+
+
+def test_it_is_ready_once_it_says_that_it_lives():
+    answers, asked = [httpx.ConnectError("not yet"), 503, 200], []
+
+    def answer(request):
+        asked.append(request.url.path)
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return httpx.Response(found)
+
+    router_of(answer).wait_ready(600)
+    assert asked == ["/liveness"] * 3
+
+
+def options_of(**flags) -> dict[str, str | bool]:
+    """The options of a router's command line."""
+    config: RunConfig = config_with(**flags)
+    command = router_command(config, host="h", port=1, prometheus_port=2, api_key=flags.pop("key", None))
+    assert command[1:3] == ["-m", "sglang_router.launch_router"]
+    pairs = (word.partition("=") for word in command[3:])
+    return {name: value if mark else True for name, mark, value in pairs}
+
+
+def test_a_run_leaves_out_what_would_take_its_engines_for_sick_unless_told():
+    pytest.importorskip("sglang_router")
+    ours = {"--host": "h", "--port": "1", "--prometheus-port": "2", "--prometheus-host": "h"}
+    alone = options_of(sglang_router_request_timeout_secs=77)
+    both = {"--disable-health-check": True, "--disable-circuit-breaker": True}
+    assert alone == {**ours, **both, "--request-timeout-secs": "77"}
+    assert "--disable-health-check" not in options_of(router_health_check_interval_secs=7)
+    assert "--disable-circuit-breaker" in options_of(router_health_check_interval_secs=7)
+    assert "--disable-circuit-breaker" not in options_of(router_cb_failure_threshold=3)
+    assert options_of(router_request_timeout_secs=5)["--request-timeout-secs"] == "5"
+
+
+def test_plain_values_are_those_that_json_can_say():
+    from slime.backends.sglang_utils.router import _is_plain
+
+    for value in (None, 1, 2.5, "a", True, [1, ("b", None)], {"a": {"b": [1]}}):
+        assert _is_plain(value)
+    for value in (SimpleNamespace(), [1, object()], {1: "a"}, {"a": [{"b": {2}}]}, b"a"):
+        assert not _is_plain(value)
