@@ -72,6 +72,20 @@ REFUSED = [
     ),
 ]
 
+RANGES = [
+    *((name, 0, 2**31, 1) for name in ("max_new_tokens", "min_new_tokens", "stream_interval")),
+    ("stop_token_ids", 0, 2**31, 1),
+    ("n", 1, 4096, 1),
+    ("sampling_seed", -(2**63), 2**63 - 1, 1),
+    ("top_k", -1, 2**31, 1),
+    ("temperature", 0.0, 0.9e30, 0.1e30),
+    ("top_p", 0.001, 1.0, 0.001),
+    ("min_p", 0.0, 1.0, 0.001),
+    *((name, -2.0, 2.0, 0.001) for name in ("frequency_penalty", "presence_penalty")),
+    ("repetition_penalty", 0.001, 2.0, 0.001),
+]
+"""A name, its least and largest value, and what is too much beside either."""
+
 PATTERNS = [
     ("a" * 256, True),
     ("a" * 257, False),
@@ -101,6 +115,26 @@ def test_what_is_beyond_them_is_refused_by_name():
             parse_sampling_params(case[0], VOCAB)
 
     hold_each(REFUSED, check)
+
+
+def test_a_value_is_taken_up_to_either_limit_and_no_further():
+    def taken(name, value):
+        # Beside it stands what its own limits need: no fewer tokens at most than at least.
+        raw = {"max_new_tokens": 2**31, name: value}
+        try:
+            parse_sampling_params(raw, VOCAB)
+        except BadRequest as error:
+            assert str(error).startswith(name), error
+            return False
+        return True
+
+    def check(case):
+        name, low, high, step = case
+        assert [taken(name, value) for value in (low - step, low, high, high + step)] == [
+            *(False, True, True, False)
+        ]
+
+    hold_each(RANGES, check)
 
 
 def test_patterns_are_as_long_as_their_repeats_written_out():

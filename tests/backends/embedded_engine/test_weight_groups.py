@@ -1,0 +1,88 @@
+"""Who may join a group that weights come over, and what receiving them waits for."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from slime.backends.embedded_engine import weight_groups
+from slime.backends.embedded_engine.errors import BadRequest
+from slime.backends.embedded_engine.weight_groups import WeightGroups
+from tests.each import hold_each
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
+REFUSED = [
+    (CPU, (0, 2, "g", "gloo"), r"rank_offset 0: wanted 1 to world_size - 1 = 1"),
+    (CPU, (2, 2, "g", "gloo"), r"rank_offset 2: wanted 1 to world_size - 1 = 1"),
+    (CPU, (1, 2, "g", "nccl"), r"backend 'nccl': not supported .* on cpu \(wanted: 'gloo'\)"),
+    (CUDA, (1, 2, "g", "mpi"), r"backend 'mpi': .* on cuda:1 \(wanted: 'gloo' or 'nccl'\)"),
+    (CPU, (1, 2, "taken", "gloo"), r"group 'taken' exists already \(wanted: another name\)"),
+    (CPU, (1, 2, "joining", "gloo"), "group 'joining' is being joined already"),
+    (CPU, (1, 2, "lonely", "gloo"), "cannot join group 'lonely' at 10.0.0.1:9: nobody there"),
+]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What `init_process_group` is asked for; nobody meets a group named lonely."""
+    found = []
+
+    def init(*arguments):
+        found.append(arguments[:5])
+        if arguments[4] == "lonely":
+            raise RuntimeError("nobody there")
+        return f"group {arguments[4]}"
+
+    monkeypatch.setattr(weight_groups, "init_process_group", init)
+    return found
+
+
+def test_a_group_is_joined_at_its_address_as_the_rank_that_was_told(asked):
+    groups = WeightGroups(CUDA)
+    groups.join("10.0.0.1", 9, 1, 2, "a", "gloo")
+    groups.join("10.0.0.1", 9, 4, 5, "b", "nccl")
+    assert asked == [("gloo", "tcp://10.0.0.1:9", 2, 1, "a"), ("nccl", "tcp://10.0.0.1:9", 5, 4, "b")]
+    assert (groups.device("a"), groups.device("b")) == (CPU, CUDA)
+
+
+def test_what_cannot_be_joined_is_refused_and_may_be_tried_again(asked):
+    def check(case):
+        device, (rank, size, name, backend), said = case
+        groups = WeightGroups(device)
+        groups.join("10.0.0.1", 9, 1, 2, "taken", "gloo")
+        groups._joining.add("joining")
+        for _ in range(2):
+            with pytest.raises(BadRequest, match=said):
+                groups.join("10.0.0.1", 9, rank, size, name, backend)
+
+    hold_each(REFUSED, check)
+
+
+def test_every_tensor_is_there_before_receiving_ends(asked, monkeypatch):
+    """Broadcasts are begun in the order of the tensors, all before the first is waited for."""
+    said = []
+
+    def broadcast(tensor, src, group, async_op):
+        said.append(("begun", int(tensor), src, group, async_op))
+        return SimpleNamespace(wait=lambda: said.append(("there", int(tensor))))
+
+    monkeypatch.setattr(dist, "broadcast", broadcast)
+    groups = WeightGroups(CPU)
+    groups.join("10.0.0.1", 9, 1, 2, "g", "gloo")
+    groups.receive("g", [torch.tensor(5), torch.tensor(3)])
+    begun = [("begun", number, 0, "group g", True) for number in (5, 3)]
+    assert said == [*begun, ("there", 5), ("there", 3)]
+
+
+def test_a_group_that_was_left_is_gone_and_its_name_is_free(asked, monkeypatch):
+    left = []
+    monkeypatch.setattr(dist, "destroy_process_group", left.append)
+    groups = WeightGroups(CPU)
+    groups.join("10.0.0.1", 9, 1, 2, "g", "gloo")
+    groups.leave("g")
+    assert left == ["group g"]
+    for call in (groups.leave, groups.device, lambda name: groups.receive(name, [])):
+        with pytest.raises(BadRequest, match=r"group 'g' does not exist \(known: \[\]\)"):
+            call("g")
+    groups.join("10.0.0.1", 9, 1, 2, "g", "gloo")
