@@ -132,6 +132,8 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     },
     **{
         f"slime/backends/embedded_engine/{name}.py": (
+            f"{_ENGINE}/tool_calls/test_json_formats",
+            f"{_ENGINE}/tool_calls/test_reasoning",
             f"{_ENGINE}/tool_calls/test_formats",
             f"{_ENGINE}/tool_calls/test_chats",
         )
@@ -177,8 +179,12 @@ SAMPLED: dict[str, tuple[str, ...]] = {
             f"{_ENGINE}/test_weight_updates",
             f"{_ENGINE}/test_server",
         )
-        for name in ("http/weight_routes", "weight_updater", "weight_checker", "weight_groups")
+        for name in ("http/weight_routes", "weight_updater", "weight_checker")
     },
+    "slime/backends/embedded_engine/weight_groups.py": (
+        f"{_ENGINE}/test_weight_groups",
+        f"{_ENGINE}/test_weight_updates",
+    ),
     **{
         f"slime/backends/embedded_engine/{name}.py": (f"{_ENGINE}/test_control", f"{_ENGINE}/test_scheduler")
         for name in ("engine", "http/control_routes", "http/info_routes")
@@ -244,9 +250,35 @@ SAMPLED: dict[str, tuple[str, ...]] = {
         )
         for name in (
             *("layers", "layer_spec", "latent_attention"),
-            *("model_config", "model_provider"),
+            "model_provider",
         )
     },
+    "slime/backends/megatron_utils/model_config.py": (
+        f"{_MEGATRON}/test_model_config",
+        f"{_MEGATRON}/test_model_logits",
+    ),
+    "slime/backends/megatron_utils/fused_adam.py": (
+        f"{_MEGATRON}/test_own_optimizers",
+        f"{_MEGATRON}/test_fused_adam",
+        f"{_MEGATRON}/test_update_rules",
+    ),
+    "slime/backends/embedded_engine/sampling_params.py": (
+        f"{_ENGINE}/test_sampling_params",
+        f"{_ENGINE}/test_bodies",
+        f"{_ENGINE}/test_admission",
+        f"{_ENGINE}/test_penalties",
+    ),
+    **{
+        f"slime/backends/megatron_utils/server/{name}.py": (
+            f"{_MEGATRON}/test_server_launch",
+            f"{_MEGATRON}/test_server",
+        )
+        for name in ("app", "arguments", "launch", "model")
+    },
+    "slime/backends/sglang_utils/router.py": (
+        "backends/sglang_utils/test_router_requests",
+        "backends/sglang_utils/test_router",
+    ),
     **{
         f"slime/backends/megatron_utils/{name}.py": (f"{_MEGATRON}/test_mtp",)
         for name in ("mtp_step", "mtp_checkpoint")
@@ -278,6 +310,7 @@ SAMPLED: dict[str, tuple[str, ...]] = {
         f"{_MEGATRON}/test_checkpoint",
     ),
     "slime/backends/megatron_utils/stateless_adam.py": (
+        f"{_MEGATRON}/test_own_optimizers",
         f"{_MEGATRON}/test_update_rules",
         f"{_MEGATRON}/test_optimizer_kinds",
         "plugin_contracts/test_original_behaviour",

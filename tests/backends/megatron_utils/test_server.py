@@ -145,9 +145,11 @@ def wait_ready(client, process, log):
 def args_with(**values):
     return configure_megatron_server_args(
         Namespace(
-            **{"load": None, "hf_checkpoint": "model", "vocab_size": 256, "params_dtype": torch.float32},
-            **{"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1},
-            **values,
+            **{
+                **{"load": None, "hf_checkpoint": "model", "vocab_size": 256, "params_dtype": torch.float32},
+                **{"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1},
+                **values,
+            }
         )
     )
 
@@ -167,7 +169,12 @@ BAD = {
     "text": {"input_ids": "abc"},
     "beyond the vocabulary": {"input_ids": [256]},
     "generates": {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}},
-    "many samples": {"input_ids": [1], "sample_n": 10**6},
+    "many samples": {"input_ids": [1], "sample_n": 1025},
+    "no samples": {"input_ids": [1], "sample_n": -1},
+    "part of a sample": {"input_ids": [1], "sample_n": 1.0},
+    "a token that is none": {"input_ids": [1, True]},
+    "a negative token": {"input_ids": [-1]},
+    "no labels in a row": {"input_ids": [1], "label_token_ids": [[]]},
     "label beyond the vocabulary": {"input_ids": [1, 2], "label_token_ids": [-1]},
     "labels of other tokens": {"input_ids": [1, 2], "label_token_ids": [[1]]},
     "labels of two lengths": {"input_ids": [1, 2], "label_token_ids": [[1], [1, 2]]},
@@ -184,6 +191,77 @@ async def test_what_cannot_be_answered_is_refused_before_the_ranks_hear_of_it(id
     assert (await client.post("/generate", json={"input_ids": [1]}, headers=foreign)).status == 403
     gone = {"path": str(tmp_path / "gone")}
     assert (await client.post("/update_weights_from_disk", json=gone)).status == 400
+    assert app.work.empty()
+
+
+GOOD = [
+    ({"input_ids": [0, 255]}, {"ids": [0, 255], "sample_n": 0, "labels": []}),
+    ({"input_ids": [1] * 8}, {"ids": [1] * 8, "sample_n": 0, "labels": []}),
+    ({"input_ids": [1], "sample_n": 1024}, {"ids": [1], "sample_n": 1024, "labels": []}),
+    ({"input_ids": [1], "label_token_ids": [0, 255]}, {"ids": [1], "sample_n": 0, "labels": [0, 255]}),
+    (
+        {"input_ids": [1, 2], "label_token_ids": [[3, 4], [5, 6]], "sample_n": None},
+        {"ids": [1, 2], "sample_n": 0, "labels": [[3, 4], [5, 6]]},
+    ),
+    (
+        {"input_ids": [1], "sampling_params": {"max_new_tokens": 0}, "label_token_ids": None},
+        {"ids": [1], "sample_n": 0, "labels": []},
+    ),
+    ({"input_ids": [1], "sampling_params": {}}, {"ids": [1], "sample_n": 0, "labels": []}),
+]
+
+
+async def test_what_the_ranks_are_asked_is_what_the_request_says(idle):
+    """Up to every limit, and what comes back is passed on."""
+    app, client = idle
+    for number, (body, wanted) in enumerate(GOOD):
+        asked = asyncio.create_task(client.post("/generate", json=body))
+        work = await asyncio.to_thread(app.work.get, timeout=60)
+        assert (work.what, work.about) == ("answer", wanted)
+        loads = await (await client.get("/get_loads")).json()
+        assert loads == {"num_requests": 1, "num_tokens": len(wanted["ids"])}
+        work.outcome.set_result({"log_probs": [-0.5] * (len(wanted["ids"]) - 1)})
+        answer = await (await asked).json()
+        assert answer == {"request_id": str(number), "log_probs": [-0.5] * (len(wanted["ids"]) - 1)}
+    assert await (await client.get("/get_loads")).json() == {"num_requests": 0, "num_tokens": 0}
+
+
+async def test_a_prompt_is_told_of_as_an_engine_does(idle):
+    app, client = idle
+    asked = asyncio.create_task(
+        client.post("/generate", json={"input_ids": [3, 4, 5], "return_logprob": True})
+    )
+    work = await asyncio.to_thread(app.work.get, timeout=60)
+    work.outcome.set_result({"log_probs": [-1.0, -2.0]})
+    assert (await (await asked).json())["meta_info"] == {
+        "input_token_logprobs": [[None, 3, None], [-1.0, 4, None], [-2.0, 5, None]],
+        **{"prompt_tokens": 3, "completion_tokens": 0, "finish_reason": {"type": "length", "length": 0}},
+    }
+
+
+async def test_a_server_says_what_it_is(idle):
+    _, client = idle
+    told = {path: await (await client.get(path)).json() for path in ("/detect", "/healthz", "/info")}
+    assert told == {
+        "/detect": {"type": "megatron"},
+        "/healthz": {"status": "ok"},
+        "/info": {
+            **{"vocab_size": 256, "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1},
+            **{"model_path": "model", "max_length": 8},
+        },
+    }
+
+
+async def test_a_server_that_starts_answers_nothing_and_takes_no_other_weights(tmp_path):
+    app = LogProbApp(filled(MegatronServerConfig, args_with(load="/first")))
+    async with TestClient(TestServer(app.app)) as client:
+        health = await client.get("/healthz")
+        assert (health.status, await health.json()) == (503, {"status": "starting"})
+        refused = await client.post("/generate", json={"input_ids": [1]})
+        assert (refused.status, await refused.json()) == (503, {"error": "starting"})
+        update = await client.post("/update_weights_from_disk", json={"load": str(tmp_path)})
+        assert (update.status, await update.json()) == (409, {"error": "starting"})
+        assert (await (await client.get("/info")).json())["model_path"] == "/first"
     assert app.work.empty()
 
 
