@@ -109,6 +109,11 @@ def _placement(report: Report) -> Iterator[str]:
     serving = 0 if engines.rollout_external else cluster.rollout_num_gpus
     total = max(gpus, serving) if cluster.colocate else gpus + serving
     yield f"GPUs in all: {total}, {cluster.num_gpus_per_node} of a node"
+    if report.gpu_is_assumed:
+        yield (
+            f"their memory: {report.gpu / GIB:.1f} GiB each, an assumption, as this machine has no GPU "
+            "(--check-gpu-memory-gb says another size)"
+        )
 
 
 def _batches(report: Report) -> Iterator[str]:

@@ -21,11 +21,13 @@ class Report:
 
     Attributes:
         gpu: bytes of one GPU.
+        gpu_is_assumed: neither a flag nor a GPU of this machine says how many.
         misfits: what does not fit into it, one line each.
     """
 
     config: MemoryConfig
     gpu: int
+    gpu_is_assumed: bool
     roles: Sequence[RoleNeeds]
     engines: Sequence[EngineNeeds]
     misfits: Sequence[str]
@@ -33,17 +35,18 @@ class Report:
 
 def report(config: MemoryConfig) -> Report:
     """Makes the report of flags that do not contradict each other; reads config.json and nothing else."""
-    gpu = gpu_bytes(config.check)
+    known = known_gpu_bytes(config.check)
+    gpu = known or int(_USUAL_GPU * GIB)
     roles = trained_roles(config)
     engines = engine_needs(config, gpu, roles[0].whole if roles else None)
-    return Report(config, gpu, roles, engines, list(_misfits(config, gpu, roles, engines)))
+    return Report(config, gpu, known is None, roles, engines, list(_misfits(config, gpu, roles, engines)))
 
 
-def gpu_bytes(config: CheckConfig) -> int:
-    """Returns the memory of a GPU as the flag has it, else of the one here."""
+def known_gpu_bytes(config: CheckConfig) -> int | None:
+    """Returns the memory of a GPU as the flag has it, else of the one here; None if there is none."""
     if config.check_gpu_memory_gb is not None:
         return int(config.check_gpu_memory_gb * GIB)
-    return gpu_memory() or int(_USUAL_GPU * GIB)
+    return gpu_memory()
 
 
 def _misfits(

@@ -14,6 +14,8 @@ from slime.observability.jsonl import read_metrics
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40
+_ROUNDING = 1e-6
+"""Up to this a loss is zero, and values that differ are equal: float32 rounds so."""
 _CURVES = (
     ("reward", "rollout/raw_reward"),
     ("length", "rollout/response_len/mean"),
@@ -74,6 +76,8 @@ def _duration(rollouts: Steps) -> str:
 
 
 def _curve(name: str, values: Sequence[float]) -> Iterable[str]:
+    if name == "loss":
+        values = [0.0 if abs(value) <= _ROUNDING else value for value in values]
     if values:
         yield f"  {name:<14} {values[0]:>9.4g} -> {values[-1]:<9.4g} {sparkline(values)}"
 
@@ -84,7 +88,7 @@ def sparkline(values: Sequence[float]) -> str:
     edges = [round(index * len(values) / width) for index in range(width + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, high = min(means), max(means)
-    span = (high - low) or 1.0
+    span = high - low if high - low > _ROUNDING else 1.0
     return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1))] for mean in means)
 
 

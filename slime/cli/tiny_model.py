@@ -27,6 +27,7 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+from transformers.utils.logging import disable_progress_bar
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PAD_TOKEN, _, EOS_TOKEN = SPECIAL_TOKENS
@@ -153,6 +154,7 @@ def make_model(config: PreTrainedConfig, family: str = "qwen3", seed: int = 0) -
 
 def save_checkpoint(output: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Write the checkpoint the way ``AutoModelForCausalLM`` and ``AutoTokenizer`` read it."""
+    disable_progress_bar()  # it would stand before the first line of a run
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,17 @@ def test_the_page_tells_parameters_layout_batches_and_memory(checked):
     assert "optimizer steps: 2 of 16 samples, 4 of each data-parallel rank" in text
     assert "up to 8192 tokens on a GPU" in text
     assert "Will not fit" not in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpu", "told"),
+    [((), None, True), ((), 40 * 2**30, False), (("--check-gpu-memory-gb", "80"), None, False)],
+)
+def test_a_size_of_gpus_that_nobody_named_is_said_to_be_assumed(flags, gpu, told, checked, monkeypatch):
+    monkeypatch.setattr(import_module("slime.check.report"), "gpu_memory", lambda: gpu)
+    text = page(report(checked("qwen3-4B", *flags)))
+    assert ("their memory: 80.0 GiB each, an assumption" in text) == told
+    assert f"in GiB of {40 if gpu else 80}.0" in text
 
 
 def test_what_does_not_fit_is_told_with_the_size_that_would_do(checked):

@@ -47,6 +47,22 @@ def test_the_report_shows_where_a_run_began_and_ended(run_dir, capsys) -> None:
     ]
 
 
+def test_what_rounding_leaves_of_a_loss_is_zero_and_no_curve(tmp_path, capsys) -> None:
+    losses = (-3.027e-09, 9e-09, 2.794e-09)
+    gaps = (1.6e-07, 2.4e-07, 1.9e-07)
+    rows = [
+        {"axis": "train", "step": i, "train/loss": loss, "train/train_rollout_logprob_abs_diff": gap}
+        for i, (loss, gap) in enumerate(zip(losses, gaps, strict=True))
+    ]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["report", str(path)]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[2:]] == [
+        ["loss", "0", "->", "0", "▁▁▁"],
+        ["log-prob", "gap", "1.6e-07", "->", "1.9e-07", "▁▁▁"],
+    ]
+
+
 def test_a_place_without_metrics_is_named(tmp_path, capsys) -> None:
     assert main(["report", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path}: no metrics that can be read")

@@ -1,6 +1,9 @@
+import re
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import enable_progress_bar
 
 from tools import make_tiny_model
 
@@ -52,3 +55,11 @@ def test_a_qwen2_head_size_that_the_format_cannot_express_is_refused():
     tokenizer = make_tiny_model.make_tokenizer()
     with pytest.raises(ValueError, match="hidden_size / heads = 32"):
         make_tiny_model.make_config(tokenizer, "qwen2", head_dim=16)
+
+
+def test_nothing_but_a_line_about_the_model_is_said(tmp_path, capfd):
+    enable_progress_bar()
+    make_tiny_model.main(["--output", str(tmp_path), "--num-layers", "1"])
+    said = capfd.readouterr()
+    assert re.fullmatch(rf"{tmp_path}: qwen3, [\d,]+ parameters, 270 tokens\n", said.out)
+    assert said.err == ""

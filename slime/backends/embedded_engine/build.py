@@ -83,8 +83,8 @@ def build_executor(
     """What computes the model of a checkpoint directory, and its weights, which are not loaded yet.
 
     Raises:
-        ValueError: neither our own forward pass nor ``transformers`` computes that model, or it is to record
-            routes and has no experts.
+        ValueError: neither our own forward pass nor ``transformers`` computes that model, it is to record
+            routes and has no experts, or it has linear attention that this ``transformers`` has otherwise.
     """
     moe = config.shape.moe
     if records_routes and moe is None:
@@ -112,8 +112,20 @@ def build_executor(
         return TransformersExecutor(computed), weights
     room = limits.rows, limits.context, limits.tokens
     if computed.has_states:
+        _expect_states()
         return StateExecutor(computed, StateCache(config, *room)), weights
     return RowExecutor(computed, LayerCache(config, *room)), weights
+
+
+def _expect_states() -> None:
+    """Refuses a ``transformers`` whose linear attention asks a cache by other names than ours has."""
+    import transformers
+
+    if not hasattr(transformers.Cache, "is_recording_past"):
+        raise ValueError(
+            f"linear attention: transformers {transformers.__version__} has it in another way than the "
+            "embedded engine (wanted: transformers>=5.21, or SGLang)"
+        )
 
 
 def _max_rank(args: EmbeddedServerArgs) -> int:
