@@ -148,6 +148,15 @@ def serialize_tensors(obj: object, share: bool = True) -> str:
         torch_mp.set_sharing_strategy(previous)
 
 
+def withdraw_handle(tensor: torch.Tensor) -> None:
+    """Has shared memory go with its tensor again after `serialize_tensors`, where nobody will read the text.
+
+    A reader does so itself. Without either the file stays until this process ends.
+    """
+    if tensor.device.type == "cpu":
+        tensor.untyped_storage()._shared_decref()
+
+
 def _with_shared_memory(act: Callable[[], T]) -> T:
     """Acts again where torch's manager of shared memory gave no answer within torch's one second.
 

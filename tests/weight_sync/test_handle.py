@@ -1,8 +1,10 @@
 """What a colocated engine with several tensor-parallel ranks receives."""
 
+import gc
 import os
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -77,6 +79,25 @@ def _entered(update):
     return sorted(files - {"backends/megatron_utils/cpu_support.py", "observability/spans.py"})
 
 
+def _fails_on_one_rank(endpoint, update):
+    """One rank cannot hand over its second bucket; returns what each says. Then it goes on."""
+    work, calls = handle.serialize_bucket, []
+
+    def fail_once(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise RuntimeError("the manager of shared memory is late")
+        return work(*args)
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(RuntimeError) as said:
+        if torch.distributed.get_rank() == 1:
+            patched.setattr(handle, "serialize_bucket", fail_once)
+        update.run(5)
+    update.connect([endpoint])
+    update.run(6)
+    return str(said.value)
+
+
 def _sync(rank, args, endpoint, then=lambda update: None):
     from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
     from slime.backends.megatron_utils.initialize import init
@@ -97,6 +118,7 @@ def _sync(rank, args, endpoint, then=lambda update: None):
         return then(update)
     finally:
         update.disconnect()
+        gc.collect()  # a failure's traceback holds the bucket
         left = set(shared.glob(mine)) - others
         if left or len(distributed_c10d._world.pg_map) != groups:
             raise RuntimeError(f"left behind: {left or 'a process group'}")
@@ -162,6 +184,20 @@ def test_a_refusal_reaches_all_ranks_and_generation_does_not_go_on(engine, tmp_p
     assert "continue_generation" not in engine.paths
 
 
+def test_a_rank_that_fails_half_way_is_named_on_all_and_the_next_update_is_whole(engine, tmp_path):
+    """The others wait for its part of the bucket, and the engine for the end of the update."""
+    args = make_args(save_tiny_hf(tmp_path, "llama"), update_weight_buffer_size=50_000)
+    then = partial(_fails_on_one_rank, _endpoint(engine))
+    first, second = run_ranks(_sync, 2, args, _endpoint(engine), then, timeout=200)
+    assert second == "the manager of shared memory is late"
+    assert first == f"trainer rank 1 handed over no bucket: RuntimeError: {second}"
+    session = [path for path in engine.paths if path != "update_weights_from_tensor"]
+    opened = ["pause_generation", "flush_cache", "begin_weight_update"]
+    closed = ["end_weight_update", "continue_generation"]
+    assert session == [*opened, *closed, *opened, "end_weight_update", *opened, *closed]
+    assert engine.seen("update_weights_from_tensor")[-1]["weight_version"] == "6"
+
+
 @pytest.mark.parametrize(
     ("gpus", "offset", "accepted"),
     [(2, 0, True), (2, 2, True), (2, 3, False), (1, 4, False), (2, None, False)],
@@ -192,7 +228,7 @@ def test_handles_are_collected_once_the_engine_has_answered(monkeypatch):
     monkeypatch.setattr(handle, "collect_handles", lambda: done.append("collected"))
     transport = HandleTransport(run_config(run_args()))
     assert transport.send([("a", torch.ones(2))], is_last=True) == 0 and done == []
-    transport._version, transport._engine = "7", MagicMock()
+    transport._version, transport._engine, transport._ranks = "7", MagicMock(), [0]
     client, post = transport._engine, transport._engine.update_weights_from_tensor
     post.side_effect = lambda *_, **options: done.append(options["weight_version"])
     assert [transport.send([("a", torch.ones(2))], is_last) for is_last in (False, True)] == [8, 8]

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 
 import pytest
 import torch
@@ -49,11 +50,19 @@ def engine_urls(checkpoints):
 
 @pytest.fixture
 def engines(engine_urls, checkpoints):
-    """Clients of the engines, each serving the ENGINE weights as version "old"."""
+    """Clients of the engines, each serving the ENGINE weights as version "old", whatever failed before."""
     clients = [EngineClient(EngineEndpoint(url, None, 1, None)) for url in engine_urls]
     for client in clients:
-        client.update_weights_from_disk(checkpoints[ENGINE], weight_version="old", flush_cache=True)
+        _begin_anew(client, checkpoints[ENGINE])
     return clients
+
+
+def _begin_anew(engine, checkpoint):
+    """Ends the update that a failed test has left open, if it has, and loads the old weights."""
+    with suppress(EngineError):
+        engine.end_weight_update()
+    engine.continue_generation()
+    engine.update_weights_from_disk(checkpoint, weight_version="old", flush_cache=True)
 
 
 def _checksum(client):
@@ -146,6 +155,7 @@ def experts(tmp_path_factory):
 @pytest.mark.parametrize("layout", LAYOUTS_OF_EXPERTS)
 def test_experts_of_all_ranks_reach_engines_on_gpus_of_their_own(experts, layout):
     paths, engine = experts
+    _begin_anew(engine, paths[ENGINE])
     engine.update_weights_from_disk(paths[TRAINER], flush_cache=True)
     wanted = _checksum(engine)
     engine.update_weights_from_disk(paths[ENGINE], weight_version="old", flush_cache=True)
@@ -194,7 +204,6 @@ def test_an_equal_update_passes_its_check_and_an_unequal_one_fails(engines, chec
     run_ranks(_sync, 1, args, checkpoints[ENGINE], "handle", endpoints, [1, 2])
     with pytest.raises(RuntimeError, match="weights differ from the snapshot"):
         run_ranks(_sync, 1, args, checkpoints[TRAINER], "handle", endpoints, [1])
-    engines[0].continue_generation()
 
 
 @pytest.mark.parametrize("transport", ["handle", "broadcast"])
@@ -204,8 +213,6 @@ def test_an_engine_of_another_model_fails_the_sync_on_all_ranks(engines, tmp_pat
     args = make_args(other, **sizes, **NO_LIMIT)
     with pytest.raises(RuntimeError, match=r"rank \d:(.|\n)*/update_weights_from_"):
         run_ranks(_sync, 2, args, other, transport, _endpoints(engines[:1], transport), [1])
-    engines[0].end_weight_update()
-    engines[0].continue_generation()
 
 
 def test_a_dead_engine_fails_the_connection_at_once(checkpoints):

@@ -2,6 +2,7 @@
 
 import os
 from functools import cache
+from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -10,12 +11,23 @@ from slime.config.weight_update import WeightUpdateConfig
 from slime.processes.reaper import start_memory_reaper
 from slime.training.weights import NamedTensors
 from slime.utils.accelerator import collect_handles, local_device
-from slime.utils.tensor_bucket import FlatBuffer, FlattenedTensorBucket, serialize_tensors
+from slime.utils.tensor_bucket import FlatBuffer, FlattenedTensorBucket, serialize_tensors, withdraw_handle
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.floor import copy_speed, probe_size
 from slime.weight_sync.transports.session import SessionTransport
 
 _COPIES = 2
+
+
+class Handed(NamedTuple):
+    """What a rank has for the engine: its handle to the bucket, or why there is none."""
+
+    payload: str
+    failure: str | None
+
+
+class NothingPosted(RuntimeError):
+    """The engine has got no handle, because a rank had none."""
 
 
 class HandleTransport(SessionTransport):
@@ -53,22 +65,43 @@ class HandleTransport(SessionTransport):
     def send(self, bucket: NamedTensors, is_last: bool) -> int:
         if self._engine is None:
             return 0
-        flat = self._buffer.flatten(bucket)
-        payloads = self._collect(serialize_bucket(flat))
         failure: Exception | None = None
-        if payloads is not None:
+        payload, nbytes = "", 0
+        try:
+            flat = self._buffer.flatten(bucket)  # kept until the engine has answered, which reads it
+            payload, nbytes = serialize_bucket(flat), flat.flattened_tensor.nbytes
+        except Exception as error:  # the other ranks behind the engine wait for what this one has to say
+            failure = error
+        handed, refusal = self._collect(payload, failure), None
+        if handed is not None:
             try:
-                with self.spans.measure("apply"):
-                    self._engine.update_weights_from_tensor(
-                        payloads,
-                        load_format="flattened_bucket",
-                        weight_version=self._version if is_last else None,
-                    )
+                self._post(handed, is_last)
             except Exception as error:
-                failure = error
-        self._share_outcome(failure)
+                refusal = error
+        try:
+            self._share_outcome(failure, refusal)
+        except NothingPosted:
+            withdraw_handle(flat.flattened_tensor)
+            raise
         collect_handles()
-        return flat.flattened_tensor.nbytes
+        return nbytes
+
+    def _post(self, handed: list[Handed], is_last: bool) -> None:
+        """
+        Raises:
+            EngineError: the engine refused the bucket, or did not answer in time.
+            NothingPosted: a rank has nothing to hand over.
+        """
+        for rank, (_, failure) in zip(self._ranks, handed, strict=True):
+            if failure is not None:
+                raise NothingPosted(f"trainer rank {rank} handed over no bucket: {failure}")
+        assert self._engine is not None
+        with self.spans.measure("apply"):
+            self._engine.update_weights_from_tensor(
+                [payload for payload, _ in handed],
+                load_format="flattened_bucket",
+                weight_version=self._version if is_last else None,
+            )
 
     def _join(self) -> None:
         """
@@ -97,26 +130,27 @@ class HandleTransport(SessionTransport):
         self._engine, self._group, self._ranks, self._all_ranks = None, None, [], set()
         self._buffer = FlatBuffer()
 
-    def _collect(self, payload: str) -> list[str] | None:
-        """The handles of all ranks behind this engine, on the first of them."""
+    def _collect(self, payload: str, failure: Exception | None) -> list[Handed] | None:
+        """What all ranks behind this engine hand over, on the first of them."""
+        own = Handed(payload, None if failure is None else f"{type(failure).__name__}: {failure}")
         if self._group is None:
-            return [payload]
+            return [own]
         first = self._ranks[0]
-        payloads: list[str] | None = [""] * len(self._ranks) if dist.get_rank() == first else None
-        dist.gather_object(payload, payloads, dst=first, group=self._group)
-        return payloads
+        handed: list[Handed] | None = [own] * len(self._ranks) if dist.get_rank() == first else None
+        dist.gather_object(own, handed, dst=first, group=self._group)
+        return handed
 
-    def _share_outcome(self, failure: Exception | None) -> None:
-        """Raises on all ranks behind the engine if the first one failed to post.
+    def _share_outcome(self, failure: Exception | None, refusal: Exception | None) -> None:
+        """Raises on all ranks behind the engine if one of them failed, or the first one to post.
 
-        Until it has told them they must keep their flat tensors, which the engine reads.
+        Until the first one has told them they must keep their flat tensors, which the engine reads.
         """
         if self._group is not None:
-            outcome = [failure]
+            outcome = [refusal]
             dist.broadcast_object_list(outcome, src=self._ranks[0], group=self._group)
-            failure = outcome[0]
-        if failure is not None:
-            raise failure
+            refusal = outcome[0]
+        if (error := failure or refusal) is not None:
+            raise error
 
 
 def serialize_bucket(bucket: FlattenedTensorBucket) -> str:
