@@ -53,9 +53,18 @@ def pull(source: Path, local: Path, version: int, timeout_s: float = 600.0) -> P
     Raises:
         ValueError: the version, or one on which it builds, is missing, damaged or another one than it builds
             on; names the directory, and the tensor if it is one.
-        OSError: a directory cannot be read or written.
+        OSError: a directory cannot be read or written; names ``local`` too.
         TimeoutError: another reader does not finish.
     """
+    try:
+        return _pull(source, local, version, timeout_s)
+    except TimeoutError:
+        raise
+    except OSError as error:  # of removing a tree it has no more than the name of a file
+        raise OSError(f"{local}: {error}") from error
+
+
+def _pull(source: Path, local: Path, version: int, timeout_s: float) -> Path:
     wanted = Version.read(directory_of(source, version))
     local.mkdir(parents=True, exist_ok=True)
     with _alone(local, timeout_s):
@@ -108,10 +117,11 @@ def _made(source: Path, local: Path, wanted: Version, held: Held) -> Path:
             f"{wanted.path}: the versions before it lead to state {state_of(tensors)} (wanted: {state})"
         )
     staged = StagedVersion(local, wanted.manifest.version, wanted.manifest.checksum)
-    _write(start, links, tensors, staged)
-    if state_of(staged.entries) != state:
-        raise ValueError(f"{start.path}: a tensor has another format than its manifest says")
-    staged.publish(start.path)
+    with staged.or_nothing():
+        _write(start, links, tensors, staged)
+        if state_of(staged.entries) != state:
+            raise ValueError(f"{start.path}: a tensor has another format than its manifest says")
+        staged.publish(start.path)
     return directory_of(local, wanted.manifest.version)
 
 

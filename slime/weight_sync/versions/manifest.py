@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import xxhash
 
+from slime.utils.misc import naming
 from slime.weight_sync.versions.codec import Bytes
 
 MANIFEST = "manifest.json"
@@ -120,7 +121,8 @@ def version_of(path: Path) -> int | None:
 
 
 def write_json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    with naming(path):
+        path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def _parsed(content: Any) -> VersionManifest:

@@ -1,7 +1,8 @@
 """Writes versions of weights: directories that get their names when they are complete."""
 
 import shutil
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -22,12 +23,14 @@ from slime.weight_sync.versions.manifest import (
 )
 
 _COMPRESSION = "zstd"
+_UNFINISHED = ".weight_v*.partial"
 
 
 class StagedVersion:
     """A version that is being written: a Hugging Face checkpoint with a manifest.
 
-    What a killed writer has left of the same version is removed.
+    What killed writers have left is removed, and what there is of this one when it fails: on a full disk the
+    next version needs the room.
 
     Args:
         algorithm: of checksums.
@@ -40,7 +43,8 @@ class StagedVersion:
         self._version, self._algorithm = version, algorithm
         self._final = directory_of(root, version)
         self._partial = root / f".{self._final.name}.partial"
-        shutil.rmtree(self._partial, ignore_errors=True)
+        for left in root.glob(_UNFINISHED):
+            shutil.rmtree(left, ignore_errors=True)
         self._partial.mkdir(parents=True)
         self.entries: dict[str, Entry] = {}
         self._written: dict[str, str] = {}
@@ -64,16 +68,27 @@ class StagedVersion:
         Raises:
             ValueError: a tensor is read otherwise than it was written; it is named.
         """
-        copy_assets(assets, self._partial)
         manifest = VersionManifest(self._version, state_of(self.entries), self._algorithm, self.entries)
-        self._complete(manifest, {})
+        with self.or_nothing():
+            copy_assets(assets, self._partial)
+            self._complete(manifest, {})
         return manifest
+
+    @contextmanager
+    def or_nothing(self) -> Iterator[None]:
+        """Removes all of it if the body fails."""
+        try:
+            yield
+        except BaseException:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            raise
 
     def _write_file(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> str:
         """Returns the name of the file."""
         self._files += 1
         file = self._partial / f"model-{self._files:05d}.safetensors"
-        with SafetensorFile(file, {name: (t.dtype, tuple(t.shape)) for name, t in tensors}) as out:
+        specs = {name: (t.dtype, tuple(t.shape)) for name, t in tensors}
+        with self.or_nothing(), SafetensorFile(file, specs) as out:
             for name, tensor in tensors:
                 out.write(name, tensor)
                 self._written[name] = checksum(self._algorithm, bytes_in(tensor))
@@ -133,7 +148,8 @@ class StagedChanges(StagedVersion):
             "compression_format": _COMPRESSION,
             "checksum_format": base.checksum,
         }
-        self._complete(manifest, metadata)
+        with self.or_nothing():
+            self._complete(manifest, metadata)
         return manifest
 
 
