@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from slime.backends.megatron_utils.layers import PackedAttention, apply_rope
+from slime.backends.megatron_utils.layers import PackedAttention, RMSNorm, apply_rope, attention_with_sinks
 from slime.models.rope import Rope
 from slime.training.context_parallel import Piece, RowSplit
 from slime.training.packed_layout import PackedLayout, similar_lengths
@@ -128,3 +128,66 @@ def test_rope_turns_pairs_of_halves_as_complex_numbers_and_gradients_back():
     expected = torch.cat([turned.real, turned.imag], -1)
     torch.testing.assert_close(apply_rope(x, both.cos(), both.sin()), expected)
     assert torch.autograd.gradcheck(apply_rope, (x, both.cos(), both.sin()))
+
+
+def _config(**values):
+    sizes = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "attention_dropout": 0.0}
+    return TransformerConfig(**{**sizes, **values})
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("epsilon", [{}, {"eps": 0.5}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_divides_by_the_root_of_the_mean_square(centred, epsilon, dtype):
+    config = _config(layernorm_zero_centered_gamma=centred, params_dtype=dtype)
+    norm = RMSNorm(config, 6, **epsilon)
+    assert norm.weight.dtype == dtype and not norm.weight.sequence_parallel
+    assert norm.weight.tolist() == [0.0 if centred else 1.0] * 6
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(6, generator=generator))
+    x = (torch.randn(3, 6, generator=generator) * 0.01).to(dtype)
+    squares = x.double().square().mean(-1, keepdim=True) + epsilon.get("eps", 1e-5)
+    wanted = x.double() / squares.sqrt() * (norm.weight.double() + (1 if centred else 0))
+    found = norm(x)
+    assert found.dtype == dtype
+    close = {"rtol": 2e-2, "atol": 1e-3} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(found.double(), wanted, **close)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_sink_takes_its_share_of_each_heads_softmax(masked):
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 4, 3, 5, generator=generator)
+    key, value = torch.randn(2, 2, 2, 3, 5, generator=generator)
+    sinks = torch.tensor([0.0, 1.0, -2.0, 30.0])
+    seen = torch.ones(2, 1, 3, 3).tril().bool()
+    if masked:
+        seen[1, 0, 2, 0] = False
+    found = attention_with_sinks(query, key, value, sinks, seen if masked else None, 0.7)
+    for segment in range(2):
+        for head in range(4):
+            k, v = (x[segment, head // 2].double() for x in (key, value))
+            scores = (query[segment, head].double() @ k.T * 0.7).exp() * seen[segment, 0]
+            weights = scores / (scores.sum(-1, keepdim=True) + sinks[head].double().exp())
+            torch.testing.assert_close(found[segment, head].double(), weights @ v, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("of_config", "given"), [(0.1, None), (0.0, 0.25), (0.1, 0.25)])
+def test_attention_drops_nothing(of_config, given):
+    config = _config(attention_dropout=of_config)
+    with pytest.raises(ValueError, match=f"^--attention-dropout {given or of_config}: wanted 0.0"):
+        PackedAttention(config, 1, None, "self", attention_dropout=given, rope=Rope(1e4))
+
+
+def test_a_layer_has_its_window_its_rope_and_its_scale():
+    every, local = Rope(1e4, percent=0.5), Rope(1e2)
+    build = lambda layer, **more: PackedAttention(_config(), layer, None, "self", rope=every, **more)
+    plain = build(1)
+    assert (plain.scale, plain._window, plain._rope, plain._rotated_width) == (8**-0.5, None, every, 4)
+    assert plain.softmax_offset is None and plain._rotated_from == 0 and plain._cp_group is None
+    scaled = build(1, softmax_scale=0.25, score_factor=2.0, rotated_from=3, rotated_width=2)
+    assert (scaled.scale, scaled._rotated_from, scaled._rotated_width) == (0.5, 3, 2)
+    windows = [build(layer, windows=(None, 5), local_rope=local) for layer in (1, 2)]
+    assert [(one._window, one._rope) for one in windows] == [(None, every), (5, local)]
+    assert build(2, windows=(None, 5))._rope is every

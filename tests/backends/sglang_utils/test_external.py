@@ -1,5 +1,7 @@
 """What engines of somebody else's are asked before a run has to do with them."""
 
+import logging
+from argparse import Namespace
 from typing import Any
 
 import pytest
@@ -9,10 +11,13 @@ from slime.backends.sglang_utils.external import (
     ExternalEngine,
     ExternalEngineError,
     ExternalEngineInfo,
+    ExternalEngines,
+    apply_external_engine_info_to_args,
     differences,
     discover_external_engines,
     external_engines,
 )
+from slime.backends.sglang_utils.server_engine import EngineStartError
 from slime.utils.types import EngineEndpoint
 from tests.backends.sglang_utils.test_server_engine import make_config
 from tests.engines import free_port
@@ -120,6 +125,14 @@ def test_an_option_that_differs_is_named_with_both_values(flags, info, said) -> 
             {"log_level": "info", "port": 1, "api_key": "x"},
         ),
         ({}, {"model_path": "/elsewhere", "random_seed": 5, "tp_size": 8}),
+        (
+            {"replays_nucleus": True, "nucleus_top_k": 5000, "nucleus_size": 5000},
+            {"sampling_mask_max_tokens": 5000},
+        ),
+        ({"replays_nucleus": True, "nucleus_top_k": 5000, "nucleus_size": 5000}, {}),
+        ({"nucleus_top_k": 5000}, {"sampling_mask_max_tokens": 1}),
+        ({"use_rollout_routing_replay": True}, {"enable_return_routed_experts": True}),
+        ({"use_rollout_routing_replay": True}, {}),
     ],
 )
 def test_what_an_engine_may_decide_for_itself_is_no_difference(flags, info) -> None:
@@ -173,3 +186,52 @@ def test_versions_that_are_no_numbers_are_compared_as_they_are(engine) -> None:
     assert handle.failure_reason() is None
     engine.weight_version = "1"
     assert "given 'default'" in str(handle.failure_reason())
+
+
+def test_what_an_engine_says_of_itself_is_told_without_its_key() -> None:
+    info = ExternalEngineInfo(
+        "http://e:1",
+        "e",
+        1,
+        num_gpus=8,
+        server_info={"tp_size": 4, "pp_size": "2", "ep_size": None},
+        api_key="k",
+    )
+    assert info.parallel_config == {"tp_size": 4, "pp_size": 2, "ep_size": 1, "moe_dp_size": 1}
+    assert info.to_dict() == {
+        **{"url": "http://e:1", "host": "e", "port": 1, "worker_type": "regular", "num_gpus": 8},
+        **{"server_info": {"tp_size": 4, "pp_size": "2", "ep_size": None}, "bootstrap_port": None},
+    }
+    assert info.endpoint == EngineEndpoint("http://e:1", "k", 8, None)
+
+
+def test_an_encoder_is_no_engine_that_generates() -> None:
+    (line,) = differences(make_config(), ExternalEngineInfo("http://e:1", worker_type="encoder"))
+    assert line.endswith("only encodes images (wanted: an engine that generates)")
+
+
+def test_engines_of_others_fill_places_once_they_serve(engine) -> None:
+    there, gone = (
+        EngineEndpoint(url, None, 1, None) for url in (engine.url, f"http://127.0.0.1:{free_port()}")
+    )
+    engines = ExternalEngines([there, gone])
+    assert len(engines) == 2 and engines.can_fill(0) and not engines.can_fill(1)
+    handles = [engines.launch(place, rank=7) for place in range(2)]
+    assert engines.wait_ready(handles[:1], timeout=600) == [there]
+    with pytest.raises(EngineStartError, match=f"engine {gone.url}: does not serve after 0.1 s"):
+        engines.wait_ready(handles, timeout=0.1)
+    assert str(handles[1].failure_reason()).startswith("it no longer answers: Connect")
+    handles[0].end()
+    assert engines.can_fill(0)
+
+
+def test_a_plug_in_is_told_of_engines_in_its_args(engine, caplog) -> None:
+    tells(engine, tp_size=4)
+    address = f"127.0.0.1:{engine.port}"
+    args = Namespace(rollout_external_engine_addrs=[address, f"http://{address}"], sglang_api_key="k")
+    engine.api_key = "k"
+    with caplog.at_level(logging.INFO):
+        apply_external_engine_info_to_args(args, logging.getLogger("plug-in"))
+    assert (args.rollout_num_engines, args.rollout_num_gpus) == (2, 8)
+    assert [info["url"] for info in args.rollout_external_engine_infos] == [engine.url] * 2
+    assert "2 external engines on 8 GPUs" in caplog.text

@@ -276,6 +276,15 @@ def test_an_engine_lives_from_launch_to_shutdown(engine):
     engine.wait_ready(600)
 
 
+def test_an_engine_is_launched_once_at_a_time(engine):
+    with pytest.raises(RuntimeError, match="engine 0 was not launched"):
+        engine.process.is_alive()
+    engine.code = "import time; time.sleep(600)"
+    engine.launch()
+    with pytest.raises(RuntimeError, match="engine 0 already runs"):
+        engine.launch()
+
+
 def test_an_engine_that_ends_at_start_is_explained_by_its_log(engine):
     engine.code = "import sys; sys.exit('no such model')"
     engine.launch()
