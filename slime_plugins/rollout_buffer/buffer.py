@@ -1,123 +1,92 @@
 """The service: whoever makes trajectories writes them here, and the rollout function fetches whole groups.
 
-    python -m slime_plugins.rollout_buffer.buffer --port 8889
+    python -m slime_plugins.rollout_buffer.buffer --port 8889 --file buffer.sqlite
 
 POST /start_rollout starts a generator of ``generator/`` in the background, POST /buffer/write takes a
 trajectory, POST /get_rollout_data gives out the groups that are complete. It listens on this machine alone
-unless told otherwise; pages of other sites are refused, and nothing else protects it.
+unless told otherwise, and then wants a key; pages of other sites are refused.
+
+An answer comes after what it says is on the disk. A service that was killed goes on with its file where it
+was; only a generator that was at work has to be started again.
 """
 
 import argparse
-import logging
-import threading
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
+import asyncio
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
+import orjson
 import uvicorn
-from fastapi import FastAPI, HTTPException
-from pydantic import BaseModel, Field
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ValidationError
+from starlette.concurrency import run_in_threadpool
 
+from slime.utils.addresses import is_loopback
 from slime.utils.request_gate import RequestGate
-from slime_plugins.rollout_buffer.buffer_queue import BufferQueue
-from slime_plugins.rollout_buffer.generator import generator_of
+from slime_plugins.rollout_buffer.pool import Query
+from slime_plugins.rollout_buffer.schema import UnknownFile
+from slime_plugins.rollout_buffer.service import MAX_WAITING
+from slime_plugins.rollout_buffer.service import RolloutBuffer as RolloutBuffer
+from slime_plugins.rollout_buffer.store import STOPPED, BufferFull, LeaseLost, UidTaken
+from slime_plugins.rollout_buffer.trajectory import Acknowledgement, BufferResponse, Fetch, Start, Trajectory
 
-logger = logging.getLogger(__name__)
 BODY_BYTES = 64 * 2**20
 """The most bytes of a trajectory."""
+RETRY_AFTER_S = 1
+"""What whoever is refused for the moment is told to wait."""
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
-class Trajectory(BaseModel):
-    """A conversation with a reward; those of one prompt share ``instance_id``."""
-
-    uid: str
-    instance_id: str
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    reward: float = Field(allow_inf_nan=False)
-    extra_info: dict[str, Any] = {}
-
-
-class BufferResponse(BaseModel):
-    success: bool
-    message: str = ""
-    data: dict[str, Any] | None = None
-
-
-class Start(BaseModel, extra="allow"):
-    """What a generator is told; further fields are its own."""
-
-    task_type: str
-    num_repeat_per_sample: int = Field(gt=0)
-
-
-class RolloutBuffer:
-    """One queue, and the generator that fills it.
-
-    Attributes:
-        failure: what ended the last generator, if it failed.
-    """
-
-    def __init__(self, group_size: int = 16, task_type: str = "math") -> None:
-        self.task_type = task_type
-        self.queue = BufferQueue(group_size)
-        self.failure: str | None = None
-        self._running: threading.Thread | None = None
-
-    def start(self, start: Start) -> None:
-        """Runs the generator in the background, on an empty queue.
-
-        Raises:
-            ValueError: no generator makes this type of task.
-            RuntimeError: one is at work.
-        """
-        if self._running is not None and self._running.is_alive():
-            raise RuntimeError(f"a generator of {self.task_type} is at work")
-        module = generator_of(start.task_type)
-        self.task_type, self.failure = start.task_type, None
-        self.queue = BufferQueue(
-            start.num_repeat_per_sample,
-            getattr(module, "is_valid_group", None),
-            getattr(module, "transform_group", None),
-            getattr(module, "get_group_data_meta_info", None),
-        )
-        self._running = threading.Thread(target=self._run, args=(module, start.model_dump()), daemon=True)
-        self._running.start()
-
-    def _run(self, module: ModuleType, data: dict[str, Any]) -> None:
-        try:
-            module.run_rollout(data)
-        except Exception as error:  # the generator is the user's code; whoever fetches is told
-            logger.exception("generator of %s failed", self.task_type)
-            self.failure = f"{type(error).__name__}: {error}"
-
-
-def create_app(buffer: RolloutBuffer, host: str = "") -> FastAPI:
+def create_app(buffer: RolloutBuffer, host: str = "", api_key: str | None = None) -> FastAPI:
     """The service.
 
     Args:
         host: on which it will listen, where that is known.
+        api_key: that requests have to bring as a bearer token, if there is one.
     """
     app = FastAPI()
-    app.add_middleware(RequestGate, host=host, most_bytes=BODY_BYTES)
+    app.add_middleware(RequestGate, host=host, most_bytes=BODY_BYTES, api_key=api_key)
 
     @app.post("/buffer/write")
-    def write(item: Trajectory) -> BufferResponse:
-        new = buffer.queue.append(item.model_dump())
+    async def write(item: Annotated[Trajectory, Depends(json_body(Trajectory))]) -> BufferResponse:
+        new = await _done(buffer.write(item.item()))
         return BufferResponse(success=True, message="" if new else f"{item.uid} is here already")
 
     @app.post("/get_rollout_data")
-    def fetch() -> BufferResponse:
-        groups, meta_info = buffer.queue.take()
+    async def fetch(asked: Annotated[Fetch, Depends(json_body(Fetch, empty={}))]) -> Response:
+        groups, meta_info = await _done(buffer.fetch(asked))
         if not groups:
-            message = f"the generator failed: {buffer.failure}" if buffer.failure else "no group is complete"
-            return BufferResponse(success=False, message=message, data={"failed": bool(buffer.failure)})
+            return _json(await _nothing(buffer))
         items = [item for group in groups.values() for item in group]
-        return BufferResponse(success=True, data={"data": items, "meta_info": meta_info})
+        return _json(BufferResponse(success=True, data={"data": items, "meta_info": meta_info}))
+
+    @app.post("/buffer/acknowledge")
+    async def acknowledge(
+        asked: Annotated[Acknowledgement, Depends(json_body(Acknowledgement))],
+    ) -> BufferResponse:
+        await _done(buffer.acknowledge(asked.leases))
+        return BufferResponse(success=True)
+
+    @app.post("/buffer/query")
+    async def query(asked: Annotated[Query, Depends(json_body(Query, empty={}))]) -> Response:
+        rows = await run_in_threadpool(buffer.query, asked)
+        return _json(BufferResponse(success=True, data={"rows": rows}))
+
+    @app.get("/buffer/status")
+    async def status() -> BufferResponse:
+        run, counts = await _done(buffer.status())
+        told = {"task_type": run.task_type, "group_size": run.group_size, "generator": run.generator}
+        return BufferResponse(success=True, data={**told, "waiting": run.waiting, "groups": counts})
 
     @app.post("/start_rollout")
-    def start(data: Start) -> BufferResponse:
+    async def start(data: Annotated[Start, Depends(json_body(Start))]) -> BufferResponse:
         try:
-            buffer.start(data)
+            await run_in_threadpool(buffer.start, data)
         except ValueError as error:
             raise HTTPException(400, str(error)) from error
         except RuntimeError as error:
@@ -127,12 +96,85 @@ def create_app(buffer: RolloutBuffer, host: str = "") -> FastAPI:
     return app
 
 
+def json_body(model: type[M], empty: Mapping[str, Any] | None = None) -> Callable[[Request], Any]:
+    """A dependency that reads the body of a request; no body at all is ``empty``.
+
+    Stricter than the JSON of the standard library: neither NaN nor half a surrogate pair, which no answer
+    could hold, gets in.
+    """
+
+    async def read(request: Request) -> M:
+        body = await request.body()
+        if not body and empty is not None:
+            return model.model_validate(empty)
+        return await run_in_threadpool(_parsed, model, body)
+
+    return read
+
+
+def _parsed(model: type[M], body: bytes) -> M:
+    try:
+        return model.model_validate(orjson.loads(body))
+    except orjson.JSONDecodeError as error:
+        raise HTTPException(422, f"the body is no JSON: {error}") from error
+    except ValidationError as error:
+        wrong = error.errors(include_url=False, include_context=False, include_input=False)
+        raise HTTPException(422, wrong[:10]) from error
+
+
+async def _done(work: "Future[T]") -> T:
+    """What the store answers, or the HTTP error that says why it does not."""
+    try:
+        return await asyncio.wrap_future(work)
+    except (UidTaken, LeaseLost) as error:
+        raise HTTPException(409, str(error)) from error
+    except BufferFull as error:
+        raise HTTPException(429, str(error), {"Retry-After": str(RETRY_AFTER_S)}) from error
+    except sqlite3.OperationalError as error:
+        raise HTTPException(503, f"the file: {error}", {"Retry-After": str(RETRY_AFTER_S)}) from error
+
+
+async def _nothing(buffer: RolloutBuffer) -> BufferResponse:
+    """Why nothing is given out; ``stopped`` if a start that resumes makes it go on."""
+    run, _ = await _done(buffer.status())
+    message = f"the generator failed: {run.failure}" if run.failure else "no group is complete"
+    data = {"failed": bool(run.failure), "stopped": run.generator == STOPPED}
+    return BufferResponse(success=False, message=message, data=data)
+
+
+def _json(answer: BufferResponse) -> Response:
+    """Encodes an answer of many items without a look at each."""
+    return Response(orjson.dumps(vars(answer)), media_type="application/json")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8889)
+    parser.add_argument("--file", type=Path, default=Path("rollout_buffer.sqlite"), help="where all is kept")
+    parser.add_argument("--api-key", help="that requests bring as a bearer token; the run's --sglang-api-key")
+    parser.add_argument(
+        "--max-waiting",
+        type=int,
+        default=MAX_WAITING,
+        help="trajectories that nobody has for good, before no more groups are begun",
+    )
+    parser.add_argument("--keep-groups", type=int, help="given out, whose trajectories stay; default all")
     args = parser.parse_args(argv)
-    uvicorn.run(create_app(RolloutBuffer(), args.host), host=args.host, port=args.port, log_level="warning")
+    if args.api_key is None and not is_loopback(args.host):
+        parser.error(f"--host {args.host}: an API key is required beyond loopback (wanted: --api-key)")
+    for flag, least in (("max_waiting", 1), ("keep_groups", 0)):
+        if getattr(args, flag) is not None and getattr(args, flag) < least:
+            parser.error(f"--{flag.replace('_', '-')} {getattr(args, flag)}: wanted at least {least}")
+    try:
+        buffer = RolloutBuffer(
+            file=args.file, max_waiting=args.max_waiting, keep=args.keep_groups, api_key=args.api_key
+        )
+    except (UnknownFile, OSError) as error:
+        parser.error(f"--file {error}")
+    app = create_app(buffer, args.host, args.api_key)
+    uvicorn.run(app, host=args.host, port=args.port, log_level="warning")
+    buffer.close()
 
 
 if __name__ == "__main__":

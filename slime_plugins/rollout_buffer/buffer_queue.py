@@ -1,23 +1,23 @@
-"""Trajectories, sorted into groups until a group is complete."""
+"""A store's groups, as a generator wants them judged and changed."""
 
-import threading
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-Item = dict[str, Any]
-"""uid, instance_id, messages, reward, extra_info."""
-
-Group = list[Item]
+from slime_plugins.rollout_buffer.store import Group, Item, Store
 
 
 class BufferQueue:
-    """Groups by ``instance_id``; every method may be called from any thread.
+    """Groups by ``instance_id``; one thread at a time.
 
     Args:
-        is_valid_group: whether a group can be given out; by default if it has ``group_size`` items.
+        is_valid_group: whether a group can be given out; by default if it has ``group_size`` items. Asked
+            with each item that comes.
         transform_group: what a group becomes when it is given out.
         meta_of: what is said about the groups that are given out.
+        store: where they are; by default in a file that ends with the queue.
     """
 
     def __init__(
@@ -26,36 +26,47 @@ class BufferQueue:
         is_valid_group: Callable[[Group, int], bool] | None = None,
         transform_group: Callable[[Group], Group] | None = None,
         meta_of: Callable[[dict[str, Group]], dict[str, Any]] | None = None,
+        store: Store | None = None,
     ) -> None:
         self._group_size = group_size
-        self._is_valid = is_valid_group or (lambda group, size: len(group) >= size)
+        self._is_valid = is_valid_group
         self._transform = transform_group or (lambda group: group)
         self._meta_of = meta_of or describe_groups
-        self._groups: dict[str, Group] = {}
-        self._uids: set[str] = set()
-        self._lock = threading.Lock()
+        self._store = store or self._own_store()
+
+    def _own_store(self) -> Store:
+        self._folder = tempfile.TemporaryDirectory(prefix="rollout-buffer-")
+        store = Store(Path(self._folder.name) / "buffer.sqlite")
+        store.begin_run("", self._group_size)
+        return store
 
     def append(self, item: Item) -> bool:
-        """Whether the item is new: one that is sent twice, as after a lost answer, counts once."""
-        with self._lock:
-            if item["uid"] in self._uids:
-                return False
-            self._uids.add(item["uid"])
-            self._groups.setdefault(item["instance_id"], []).append(item)
-            return True
+        """Whether the item is new: one that is sent twice, as after a lost answer, counts once.
 
-    def take(self) -> tuple[dict[str, Group], dict[str, Any]]:
-        """The groups that are complete, which leave the queue, and what is to be said of them."""
-        with self._lock:
-            ready = [key for key, group in self._groups.items() if self._is_valid(group, self._group_size)]
-            groups = {key: self._transform(self._groups.pop(key)) for key in ready}
-        return groups, self._meta_of(groups)
+        Raises:
+            UidTaken, BufferFull: as `Store.add`.
+        """
+        with self._store.transaction():
+            if self._is_valid is None:
+                return self._store.add(item, self._group_size).new
+            added = self._store.add(item)
+            if added.new and self._is_valid(self._store.group(added.group_id), self._group_size):
+                self._store.complete(added.group_id)
+            return added.new
+
+    def take(
+        self, most: int | None = None, lease: str | None = None, seconds: float = 0.0
+    ) -> tuple[dict[str, Group], dict[str, Any]]:
+        """Complete groups, as `Store.take` gives them out, and what is to be said of them."""
+        with self._store.transaction():
+            groups = self._store.take(most, lease, seconds)
+            changed = {name: self._transform(group) for name, group in groups.items()}
+            return changed, self._meta_of(changed)
 
     def clear(self) -> None:
-        """Forget what belongs to an earlier start."""
-        with self._lock:
-            self._groups.clear()
-            self._uids.clear()
+        """Give out nothing of what was written before."""
+        run = self._store.current()
+        self._store.begin_run(run.task_type, run.group_size)
 
 
 def describe_groups(groups: dict[str, Group]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from slime_plugins.rollout_buffer.schema import STATES, connect
 
-MOST_ROWS = 1000
+MAX_ROWS = 1000
 """In one answer."""
 
 
@@ -36,7 +36,7 @@ class Query(BaseModel, extra="forbid"):
     min_version: int | None = Field(None, ge=0, lt=2**63)
     max_version: int | None = Field(None, ge=0, lt=2**63)
     before: int | None = Field(None, ge=0, lt=2**63)
-    limit: int = Field(100, gt=0, le=MOST_ROWS)
+    limit: int = Field(100, gt=0, le=MAX_ROWS)
 
 
 _CONDITIONS = {

@@ -1,25 +1,28 @@
 """``--rollout-function-path slime_plugins.rollout_buffer.rollout_buffer_example.generate_rollout``.
 
 The generator of ``--rollout-task-type`` makes trajectories of ``--prompt-data`` with the run's own engines
-and writes them to the service at ``--rollout-buffer-url``; each rollout fetches its groups from there. They
-are text: tokens and masks are made here, and log-probs of the engine are not known.
+and writes them to the service at ``--rollout-buffer-url``; each rollout fetches its groups from there, under
+leases that it acknowledges once it has all of them: a rollout that fails leaves them to the next one.
 """
 
 import asyncio
+import uuid
 from argparse import Namespace
-from functools import cache
 from typing import Any
 
 from slime.rollout.base_types import RolloutError, RolloutFnTrainOutput
 from slime.rollout.sglang_rollout import GenerateState, get_model_url
 from slime.utils.async_utils import run
-from slime.utils.http_utils import post
-from slime.utils.mask_utils import MultiTurnLossMaskGenerator, get_response_lengths
-from slime.utils.types import Sample
+from slime.utils.http_utils import HttpStatusError, post, share_key_with
+from slime_plugins.rollout_buffer.samples import sample_of
+from slime_plugins.rollout_buffer.store import Group
+from slime_plugins.rollout_buffer.trajectory import LONGEST_LEASE_S
 
 POLL_S = 1.0
-# Trajectories that no rollout has taken yet, by the service they come from.
-_waiting: dict[str, dict[str, list[dict[str, Any]]]] = {}
+LEASE_AFTER_S = 60.0
+"""How much longer than the time of a rollout its leases run."""
+# Services whose generator this process has started.
+_started: set[str] = set()
 
 
 def generate_rollout(
@@ -40,32 +43,34 @@ def generate_rollout(
 
 async def _generate_rollout(args: Namespace, rollout_id: int, data_source: Any) -> RolloutFnTrainOutput:
     done = data_source.get_metadata().get("finished_groups", [])
-    if args.rollout_buffer_url not in _waiting:
+    share_key_with(args.rollout_buffer_url)
+    if args.rollout_buffer_url not in _started:
         await _start(args, done)
-        _waiting[args.rollout_buffer_url] = {}
-    waiting = _waiting[args.rollout_buffer_url]
+        _started.add(args.rollout_buffer_url)
+    groups: dict[str, Group] = {}
     wanted = max(1, int(args.rollout_batch_size * args.min_batch_collection_ratio))
     try:
         async with asyncio.timeout(args.rollout_timeout):
-            await _collect(args, waiting, wanted)
+            await _collect(args, groups, wanted, done)
     except TimeoutError as error:
         raise RolloutError(
-            f"rollout {rollout_id}: {len(waiting)} groups from {args.rollout_buffer_url} after "
+            f"rollout {rollout_id}: {len(groups)} groups from {args.rollout_buffer_url} after "
             f"{args.rollout_timeout:g} s (args.rollout_timeout), wanted {wanted}"
         ) from error
-    names = list(waiting)[: args.rollout_batch_size]
-    groups = [waiting.pop(name) for name in names]
-    data_source.update_metadata({"finished_groups": [*done, *names]})
+    data_source.update_metadata({"finished_groups": [*done, *groups]})
+    tokenizer = GenerateState(args).tokenizer
     samples = [
-        [_sample(args, item, len(done) + number) for item in group] for number, group in enumerate(groups)
+        [sample_of(item, tokenizer, args.loss_mask_type, len(done) + number) for item in group]
+        for number, group in enumerate(groups.values())
     ]
     for index, sample in enumerate(sample for group in samples for sample in group):
         sample.index = len(done) * args.n_samples_per_prompt + index
     return RolloutFnTrainOutput(samples=samples)
 
 
-async def _start(args: Namespace, done: list[str]) -> None:
+async def _start(args: Namespace, done: list[str], resume: bool = False) -> None:
     data = {
+        "resume": resume,
         "task_type": args.rollout_task_type,
         "input_file": args.prompt_data,
         "num_repeat_per_sample": args.n_samples_per_prompt,
@@ -83,42 +88,34 @@ async def _start(args: Namespace, done: list[str]) -> None:
         raise RolloutError(f"--rollout-buffer-url {args.rollout_buffer_url}: {answer['message']}")
 
 
-async def _collect(args: Namespace, waiting: dict[str, list[dict[str, Any]]], wanted: int) -> None:
-    """Fetch until there are enough groups."""
-    in_vain = 0
-    while len(waiting) < wanted:
-        answer = await post(f"{args.rollout_buffer_url}/get_rollout_data", {})
+async def _collect(args: Namespace, groups: dict[str, Group], wanted: int, done: list[str]) -> None:
+    """Fetch until there are enough groups, and keep them for good."""
+    in_vain, leases = 0, []
+    while len(groups) < wanted:
+        lease = uuid.uuid4().hex
+        answer = await _fetch(args, lease, args.rollout_batch_size - len(groups))
         if answer["success"]:
             in_vain = 0
+            leases.append(lease)
             for item in answer["data"]["data"]:
-                waiting.setdefault(item["instance_id"], []).append(item)
+                groups.setdefault(item["instance_id"], []).append(item)
             continue
         in_vain += 1
-        if answer["data"]["failed"] or 0 <= args.fetch_trajectory_retry_times < in_vain:
+        if answer["data"]["stopped"]:
+            await _start(args, done, resume=True)
+        elif answer["data"]["failed"] or 0 <= args.fetch_trajectory_retry_times < in_vain:
             raise RolloutError(
                 f"--rollout-buffer-url {args.rollout_buffer_url}: {answer['message']} after {in_vain} fetches"
             )
         await asyncio.sleep(POLL_S)
+    try:
+        await post(f"{args.rollout_buffer_url}/buffer/acknowledge", {"leases": leases})
+    except HttpStatusError as error:
+        raise RolloutError(f"--rollout-buffer-url {args.rollout_buffer_url}: {error.body}") from error
 
 
-def _sample(args: Namespace, item: dict[str, Any], group_index: int) -> Sample:
-    """The response begins at the first token of the assistant; where there is none, it is the last token."""
-    tokenizer = GenerateState(args).tokenizer
-    tokens, mask = _mask_generator(tokenizer, args.loss_mask_type).get_loss_mask(item["messages"])
-    length = max(1, *get_response_lengths([mask]))
-    return Sample(
-        group_index=group_index,
-        prompt=item["messages"],
-        tokens=tokens,
-        response=tokenizer.decode(tokens[len(tokens) - length :]),
-        response_length=length,
-        loss_mask=mask[len(mask) - length :],
-        reward=item["reward"],
-        status=Sample.Status.COMPLETED,
-        metadata={"instance_id": item["instance_id"], **item["extra_info"]},
-    )
-
-
-@cache
-def _mask_generator(tokenizer: Any, mask_type: str) -> MultiTurnLossMaskGenerator:
-    return MultiTurnLossMaskGenerator(tokenizer, mask_type)
+async def _fetch(args: Namespace, lease: str, most: int) -> Any:
+    """Asks again under the same lease if an answer is lost, so that its groups are not."""
+    seconds = args.rollout_timeout + LEASE_AFTER_S
+    asked = {"lease": lease, "lease_s": min(seconds, LONGEST_LEASE_S), "max_groups": most}
+    return await post(f"{args.rollout_buffer_url}/get_rollout_data", asked)

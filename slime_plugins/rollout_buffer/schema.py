@@ -1,5 +1,6 @@
 """The file of the rollout buffer: its tables, and how it is opened so that a commit outlives the machine."""
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -11,7 +12,6 @@ SYNCHRONOUS = "FULL"
 """Flushes the log to the disk with each commit, not only now and then."""
 BUSY_TIMEOUT_S = 60.0
 """How long a transaction waits for one of another process."""
-MEMORY = ":memory:"
 
 OPEN, COMPLETE, LEASED, TAKEN, RETIRED, FORGOTTEN = range(6)
 """What becomes of a group. Retired: of an earlier start; forgotten: its trajectories were deleted."""
@@ -22,7 +22,6 @@ CREATE TABLE runs (
     id INTEGER PRIMARY KEY,
     task_type TEXT NOT NULL,
     group_size INTEGER NOT NULL,
-    start TEXT,              -- JSON of the request that started its generator
     generator TEXT NOT NULL, -- none, running, ended, stopped, or what ended it
     waiting INTEGER NOT NULL -- trajectories that nobody has for good
 );
@@ -68,7 +67,9 @@ def connect(file: Path | str) -> sqlite3.Connection:
 
     Raises:
         UnknownFile: it is something else.
+        OSError: it can be neither read nor made.
     """
+    os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))  # its owner's alone, and so its log
     connection = sqlite3.connect(
         file, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=256
     )

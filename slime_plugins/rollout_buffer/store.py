@@ -35,11 +35,13 @@ Item = dict[str, Any]
 """A trajectory: uid, instance_id, messages, reward, extra_info, and of tokens what is known."""
 Group = list[Item]
 
+NONE, RUNNING, ENDED, STOPPED = "none", "running", "ended", "stopped"
+"""What a generator may be, else it is what it failed of. Stopped: it ended with the service's process."""
 _READY = f"state IN ({COMPLETE}, {LEASED}) AND (state = {COMPLETE} OR deadline <= ?)"
 
 
 class BufferFull(RuntimeError):
-    """As many trajectories wait as may wait, and this one would begin a group."""
+    """Too many trajectories wait for this one to begin a group."""
 
 
 class UidTaken(ValueError):
@@ -55,17 +57,23 @@ class Run:
     """What begins with a start of a generator.
 
     Attributes:
-        start: the request, JSON; None before the first one.
-        generator: none, running, ended, stopped (it ended with the service's process), or what ended it.
+        generator: its state, or what it failed of.
         waiting: trajectories that nobody has for good.
     """
 
     id: int
     task_type: str
     group_size: int
-    start: str | None
     generator: str
     waiting: int
+
+    @property
+    def failure(self) -> str | None:
+        """What ended the generator, if it did not end by itself."""
+        if self.generator in (NONE, RUNNING, ENDED):
+            return None
+        stopped = "it ended with the service's process (wanted: another start, with resume)"
+        return stopped if self.generator == STOPPED else self.generator
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class Store:
     """The file. One thread uses it at a time, and several processes may open it.
 
     Args:
-        most_waiting: trajectories that nobody has for good; no group is begun beyond that, while those that
+        max_waiting: trajectories that nobody has for good; no group is begun beyond that, while those that
             were begun are completed.
         keep: how many of the groups that were given out for good, or belong to an earlier start, keep their
             trajectories; None for all. Their uids stay.
@@ -91,11 +99,11 @@ class Store:
     def __init__(
         self,
         file: Path | str,
-        most_waiting: int = 1_000_000,
+        max_waiting: int = 1_000_000,
         keep: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._most_waiting, self._keep, self._clock = most_waiting, keep, clock
+        self._max_waiting, self._keep, self._clock = max_waiting, keep, clock
         self._connection = connect(file)
 
     def close(self) -> None:
@@ -125,30 +133,27 @@ class Store:
         row = self._connection.execute("SELECT * FROM runs ORDER BY id DESC LIMIT 1").fetchone()
         return Run(*row) if row else None
 
-    def begin_run(self, task_type: str, group_size: int, start: str | None = None) -> Run:
+    def begin_run(self, task_type: str, group_size: int, generator: str = NONE) -> Run:
         """An empty queue: groups of earlier runs are not given out any more, nor are their leases good."""
-        generator = "none" if start is None else "running"
         with self.transaction():
             self._connection.execute(
                 "UPDATE groups SET state = ? WHERE state IN (?, ?, ?)", (RETIRED, OPEN, COMPLETE, LEASED)
             )
             self._connection.execute(
-                "INSERT INTO runs (task_type, group_size, start, generator, waiting) VALUES (?, ?, ?, ?, 0)",
-                (task_type, group_size, start, generator),
+                "INSERT INTO runs (task_type, group_size, generator, waiting) VALUES (?, ?, ?, 0)",
+                (task_type, group_size, generator),
             )
             self._forget()
-        return self._current()
+        return self.current()
 
-    def set_generator(self, run: int, state: str, start: str | None = None) -> None:
-        """Notes what became of the generator of a run; with ``start``, which request it goes on with."""
+    def set_generator(self, run: int, state: str) -> None:
+        """Notes what became of the generator of a run."""
         with self.transaction():
-            self._connection.execute(
-                "UPDATE runs SET generator = ?, start = COALESCE(?, start) WHERE id = ?", (state, start, run)
-            )
+            self._connection.execute("UPDATE runs SET generator = ? WHERE id = ?", (state, run))
 
     def uids(self) -> list[str]:
-        """Of what was written in this run."""
-        rows = self._connection.execute("SELECT uid FROM items WHERE run = ?", (self._current().id,))
+        """The uids of what was written in this run."""
+        rows = self._connection.execute("SELECT uid FROM items WHERE run = ?", (self.current().id,))
         return [uid for (uid,) in rows]
 
     def add(self, item: Item, enough: int | None = None) -> Added:
@@ -160,14 +165,19 @@ class Store:
         """
         body = orjson.dumps(item, option=orjson.OPT_SORT_KEYS)
         with self.transaction():
-            run = self._current()
+            run = self.current()
             if (earlier := self._earlier(run, item["uid"], body)) is not None:
                 return earlier
             added = self._join(run, item["instance_id"], enough)
             self._insert(run, added.group_id, item, body)
             return added
 
-    def _current(self) -> Run:
+    def current(self) -> Run:
+        """The latest run.
+
+        Raises:
+            RuntimeError: there is none.
+        """
         run = self.run()
         if run is None:
             raise RuntimeError("no run was begun")
@@ -192,9 +202,9 @@ class Store:
             f"SELECT id, state, size FROM groups WHERE instance_id = ? AND state IN ({OPEN}, {COMPLETE})",
             (instance_id,),
         ).fetchone()
-        if run.waiting >= self._most_waiting and (found is None or found[1] == COMPLETE):
+        if run.waiting >= self._max_waiting and (found is None or found[1] == COMPLETE):
             raise BufferFull(
-                f"{run.waiting} trajectories wait (wanted: fewer than {self._most_waiting} before group "
+                f"{run.waiting} trajectories wait (wanted: fewer than {self._max_waiting} before group "
                 f"{instance_id} gets another)"
             )
         self._connection.execute("UPDATE runs SET waiting = waiting + 1 WHERE id = ?", (run.id,))

@@ -96,6 +96,7 @@ def buffer_url(tmp_path: Path):
     """The service of the rollout buffer, in a process of its own."""
     port = free_port()
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer.buffer", "--port", str(port)]
+    command += ["--file", str(tmp_path / "buffer.sqlite")]
     with (tmp_path / "buffer.log").open("w") as log:
         service = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
     try:

@@ -2,20 +2,27 @@
 
 import threading
 import time
+from contextlib import closing
 
+import httpx
 import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
 from slime.rollout.base_types import RolloutError
+from slime.utils.types import Sample
 from slime_plugins.rollout_buffer import buffer, rollout_buffer_example
 from slime_plugins.rollout_buffer.buffer import RolloutBuffer, Start, create_app
 from slime_plugins.rollout_buffer.buffer_queue import BufferQueue
+from slime_plugins.rollout_buffer.client import BufferClient
 from slime_plugins.rollout_buffer.generator import generator_of
+from slime_plugins.rollout_buffer.samples import item_of
+from slime_plugins.rollout_buffer.store import RUNNING, Store
 from tests.page_runs import printed
 
 # The engine, the tokenizer and the args of the rollout tests.
 from tests.rollout.conftest import *  # noqa: F403
+from tests.serving import served
 
 
 def item(uid, group, reward=1.0):
@@ -63,15 +70,20 @@ def test_the_service_takes_trajectories_and_refuses_what_is_none():
         generator_of("none")
 
 
-def test_the_command_of_the_page_serves_on_this_machine_alone(monkeypatch):
+def test_the_command_of_the_page_serves_on_this_machine_alone(monkeypatch, tmp_path):
     (command,) = printed("python -m slime_plugins.rollout_buffer.buffer")
     served = []
-    monkeypatch.setattr(buffer.uvicorn, "run", lambda app, **how: served.append((app, how)))
+
+    def serve(app, host, port, **how):
+        client = TestClient(app, base_url=f"http://{host}")
+        served.append((host, port, client.post("/get_rollout_data").json()["success"]))
+
+    monkeypatch.setattr(buffer.uvicorn, "run", serve)
+    monkeypatch.chdir(tmp_path)
     buffer.main(command.words[3:])
-    ((app, how),) = served
-    assert (how["host"], how["port"]) == ("127.0.0.1", 8889)
-    client = TestClient(app, base_url=f"http://{how['host']}")
-    assert client.post("/get_rollout_data").json()["success"] is False
+    assert served == [("127.0.0.1", 8889, False)]
+    (file,) = tmp_path.glob("*.sqlite")
+    assert file.stat().st_mode & 0o77 == 0, "what is written is its owner's alone"
 
 
 def test_one_generator_is_at_work_at_a_time(monkeypatch):
@@ -80,8 +92,9 @@ def test_one_generator_is_at_work_at_a_time(monkeypatch):
     buffer = RolloutBuffer()
     start = Start(task_type="math", num_repeat_per_sample=2)
     buffer.start(start)
+    buffer.start(start)  # as after a lost answer
     with pytest.raises(RuntimeError, match="a generator of math is at work"):
-        buffer.start(start)
+        buffer.start(Start(task_type="math", num_repeat_per_sample=3))
     done.set()
 
 
@@ -100,7 +113,9 @@ def service():
 @pytest.fixture
 def buffer_args(engine, make_args, service, monkeypatch):
     monkeypatch.setattr(rollout_buffer_example, "POLL_S", 0.01)
-    monkeypatch.setattr(rollout_buffer_example, "_waiting", {})  # an earlier service may have had this port
+    monkeypatch.setattr(
+        rollout_buffer_example, "_started", set()
+    )  # an earlier service may have had this port
 
     def make(**own):
         args = make_args(rollout_max_response_len=100, rollout_timeout=120)
@@ -157,3 +172,83 @@ def test_fetches_in_vain_are_counted(engine, buffer_args, make_source, monkeypat
         rollout_buffer_example.generate_rollout(args, 0, make_source(args))
     with pytest.raises(RolloutError, match="cannot evaluate"):
         rollout_buffer_example.generate_rollout(args, 0, make_source(args), evaluation=True)
+
+
+def test_tokens_masks_log_probs_and_versions_become_those_of_samples(
+    engine, buffer_args, make_source, monkeypatch, service
+):
+    """What a rollout made, written by another program and fetched, is the sample that it was."""
+    made = [Sample(tokens=[5, 6, 7], reward=0.5, prompt=[{"role": "user", "content": "q"}]) for _ in range(2)]
+    for number, sample in enumerate(made):
+        meta = {"weight_version": str(number), "finish_reason": {"type": "length"}}
+        sample.append_response_tokens(tokens=[8, 9], log_probs=[-0.25, -1e-17], meta_info=meta, text="")
+        sample.append_response_tokens(tokens=[3], trainable=False)
+        sample.metadata = {"instance_id": "a"}
+    written = BufferClient(service)
+
+    def run_rollout(data):
+        for number, sample in enumerate(made):
+            written.write(item_of(sample, str(number), "a"))
+
+    monkeypatch.setattr(generator_of("math"), "run_rollout", run_rollout)
+    args = buffer_args(rollout_batch_size=1, n_samples_per_prompt=2)
+    (group,) = rollout_buffer_example.generate_rollout(args, 0, make_source(args)).samples
+    names = (
+        "tokens",
+        "response_length",
+        "loss_mask",
+        "rollout_log_probs",
+        "version_spans",
+        "weight_versions",
+    )
+    for name in (*names, "token_versions", "reward", "status", "prompt", "metadata"):
+        assert [getattr(s, name) for s in group] == [getattr(s, name) for s in made], name
+    assert group[1].token_versions == ["1", "1", None]
+    with pytest.raises(ValueError, match="reward of sample 7: None"):
+        item_of(Sample(), "7", "a")
+
+
+def test_a_rollout_takes_what_it_needs_and_leaves_the_rest_and_what_it_failed_with(
+    engine, buffer_args, make_source, monkeypatch, service
+):
+    writer = BufferClient(service)
+
+    def run_rollout(data):
+        for number in range(5):
+            writer.write(item(str(number), str(number)))
+        raise OSError("no more")
+
+    monkeypatch.setattr(generator_of("math"), "run_rollout", run_rollout)
+    monkeypatch.setattr(rollout_buffer_example, "LEASE_AFTER_S", 1.0)
+    args = buffer_args(rollout_batch_size=3, n_samples_per_prompt=1)
+    source = make_source(args)
+    first = rollout_buffer_example.generate_rollout(args, 0, source).samples
+    assert [group[0].metadata["instance_id"] for group in first] == ["0", "1", "2"]
+    args.rollout_timeout = 1.0
+    with pytest.raises(RolloutError, match="the generator failed: OSError: no more"):
+        rollout_buffer_example.generate_rollout(args, 1, source)
+    status = httpx.get(f"{service}/buffer/status").json()["data"]
+    assert status["waiting"] == 2 and status["groups"]["acknowledged"] == 3
+    assert status["groups"]["leased"] == 2, "they come again"
+    assert writer.fetch() == []
+
+
+def test_a_generator_that_ended_with_its_service_is_started_for_what_is_missing(
+    engine, buffer_args, make_source, monkeypatch, tmp_path
+):
+    engine.answers["v1/chat/completions"] = chat
+    with closing(Store(tmp_path / "b.sqlite")) as store:
+        store.begin_run("math", 2, RUNNING)
+        store.add(item("1-0", "1", 0.25))
+    own = RolloutBuffer(file=tmp_path / "b.sqlite")
+    with served(create_app(own)) as port:
+        url = f"http://127.0.0.1:{port}"
+        rollout_buffer_example._started.add(url)
+        args = buffer_args()
+        args.rollout_batch_size = 2
+        args.rollout_buffer_url = url
+        groups = rollout_buffer_example.generate_rollout(args, 0, make_source(args)).samples
+        status = httpx.get(f"{url}/buffer/status").json()["data"]
+    rewards = {group[0].metadata["instance_id"]: [sample.reward for sample in group] for group in groups}
+    assert rewards == {"0": [1.0, 1.0], "1": [0.25, 1.0]}
+    assert status["groups"]["acknowledged"] == 2 and status["groups"]["leased"] == 0

@@ -104,7 +104,7 @@ def test_groups_of_one_instance_are_given_out_one_after_the_other(store, clock):
 
 
 def test_a_bound_lets_groups_that_were_begun_be_completed(tmp_path):
-    with closing(Store(tmp_path / "b.sqlite", most_waiting=2)) as store:
+    with closing(Store(tmp_path / "b.sqlite", max_waiting=2)) as store:
         store.begin_run("math", 2)
         store.add(item("1", "a"), 2)
         store.add(item("2", "b"), 2)
@@ -125,7 +125,7 @@ def test_a_start_begins_an_empty_queue_and_ends_leases(store):
     store.add(item("1"), 1)
     store.take(None, "x", 10)
     store.add(item("2", "b"), 1)
-    store.begin_run("code", 3, "{}")
+    store.begin_run("code", 3, "running")
     assert store.take() == {} and store.run().waiting == 0 and store.run().generator == "running"
     with pytest.raises(LeaseLost):
         store.acknowledge(["x"])

@@ -95,7 +95,7 @@ def adapter(kind):
 
 @contextmanager
 def rollout_buffer(host):
-    with served(buffer.create_app(buffer.RolloutBuffer(), host), host=host) as port:
+    with served(buffer.create_app(buffer.RolloutBuffer(), host, KEY), host=host) as port:
         yield port
 
 
@@ -105,7 +105,7 @@ SERVERS = {
     "router behind middleware": (router_behind_middleware, "/generate", True),
     "OpenAI's API": (adapter(OpenAIAdapter), "/v1/chat/completions", True),
     "Anthropic's API": (adapter(AnthropicAdapter), "/v1/messages", True),
-    "buffer": (rollout_buffer, "/buffer/write", False),
+    "buffer": (rollout_buffer, "/buffer/write", True),
 }
 every_server = pytest.mark.parametrize("name", SERVERS)
 

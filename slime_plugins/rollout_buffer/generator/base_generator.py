@@ -2,11 +2,11 @@
 
 What ``run_rollout`` reads of its data: ``input_file`` (JSONL rows with ``prompt`` and ``label``),
 ``num_repeat_per_sample``, ``remote_engine_url`` (of a router or an engine), ``remote_buffer_url``, and if
-they are there ``sampling_params``, ``num_process`` (requests at a time), ``skip_instance_ids``.
+they are there ``sampling_params``, ``num_process`` (requests at a time), ``skip_instance_ids``,
+``skip_uids`` (what was written before the service ended), ``api_key`` (of the engines and the service).
 """
 
 import json
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +15,8 @@ from typing import Any
 import httpx
 
 from slime.utils.grading.boxes import boxed_answer
+from slime.utils.http_utils import bearer_header
+from slime_plugins.rollout_buffer.client import BufferClient
 
 TASK_TYPE = "math"
 _TIMEOUT_S = 3600.0
@@ -27,8 +29,9 @@ class BaseGenerator:
     def __init__(self, data: dict[str, Any]) -> None:
         self.data = data
         self.engine = data["remote_engine_url"].rstrip("/")
-        self.buffer = data["remote_buffer_url"].rstrip("/")
-        self.client = httpx.Client(timeout=_TIMEOUT_S, trust_env=False)
+        key = data.get("api_key")
+        self.buffer = BufferClient(data["remote_buffer_url"], key, _TIMEOUT_S)
+        self.client = httpx.Client(timeout=_TIMEOUT_S, trust_env=False, headers=bearer_header(key))
 
     def query(self, messages: list[Message], instance_id: str) -> list[Message]:
         """The conversation as it went on."""
@@ -47,29 +50,34 @@ class BaseGenerator:
             for _ in pool.map(self._one, self._tasks()):
                 pass
 
-    def _tasks(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _tasks(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Uids, instances and rows: the same ones whenever it is started."""
+        written = set(self.data.get("skip_uids") or ())
         done = set(self.data.get("skip_instance_ids") or ())
         with Path(self.data["input_file"]).open(encoding="utf-8") as lines:
             for number, line in enumerate(lines):
                 row = json.loads(line)
                 instance_id = str(row.get("instance_id", number))
-                if instance_id not in done:
-                    for _ in range(self.data["num_repeat_per_sample"]):
-                        yield instance_id, row
+                if instance_id in done:
+                    continue
+                for repetition in range(self.data["num_repeat_per_sample"]):
+                    uid = f"{number}-{repetition}"
+                    if uid not in written:
+                        yield uid, instance_id, row
 
-    def _one(self, task: tuple[str, dict[str, Any]]) -> None:
-        instance_id, row = task
+    def _one(self, task: tuple[str, str, dict[str, Any]]) -> None:
+        uid, instance_id, row = task
         prompt = row["prompt"]
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         messages = self.query(messages, instance_id)
         item = {
-            "uid": uuid.uuid4().hex,
+            "uid": uid,
             "instance_id": instance_id,
             "messages": messages,
             "reward": self.reward(messages, row.get("label")),
             "extra_info": {},
         }
-        self.client.post(f"{self.buffer}/buffer/write", json=item).raise_for_status()
+        self.buffer.write(item)
 
 
 def run_rollout(data: dict[str, Any]) -> None:

@@ -1,0 +1,134 @@
+"""One queue, and the generator that fills it."""
+
+import logging
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from slime_plugins.rollout_buffer.buffer_queue import BufferQueue
+from slime_plugins.rollout_buffer.commits import Commits
+from slime_plugins.rollout_buffer.generator import generator_of
+from slime_plugins.rollout_buffer.pool import ExperiencePool, Query
+from slime_plugins.rollout_buffer.store import ENDED, NONE, RUNNING, STOPPED, Group, Item, Run, Store
+from slime_plugins.rollout_buffer.trajectory import Fetch, Start
+
+logger = logging.getLogger(__name__)
+MAX_WAITING = 1_000_000
+HOOKS = ("is_valid_group", "transform_group", "get_group_data_meta_info")
+
+
+class RolloutBuffer:
+    """One queue, and the generator that fills it.
+
+    Args:
+        group_size: of a file without groups, until a generator is started.
+        task_type: likewise.
+        file: where everything is kept; None for a place that ends with the process.
+        max_waiting: trajectories that nobody has for good, before no more groups are begun.
+        keep: groups that were given out for good and keep their trajectories; None for all.
+        api_key: that a generator is told, to bring it to the service and to the engines.
+    """
+
+    def __init__(
+        self,
+        group_size: int = 16,
+        task_type: str = "math",
+        file: Path | str | None = None,
+        max_waiting: int = MAX_WAITING,
+        keep: int | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        self._api_key = api_key
+        if file is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="rollout-buffer-")
+            file = Path(self._folder.name) / "buffer.sqlite"
+        self._store = Store(file, max_waiting, keep)
+        self._pool, self._pool_lock = ExperiencePool(file), threading.Lock()
+        self._start: Start | None = None
+        self._running: threading.Thread | None = None
+        run = self._store.run() or self._store.begin_run(task_type, group_size)
+        if run.generator == RUNNING:
+            self._store.set_generator(run.id, STOPPED)
+        self.queue = self._queue(run, None if run.generator == NONE else generator_of(run.task_type))
+        self._commits = Commits(self._store)
+
+    def close(self) -> None:
+        """Closes the file, after what waits to be written."""
+        self._commits.close()
+        self._store.close()
+        self._pool.close()
+
+    def _queue(self, run: Run, module: ModuleType | None) -> BufferQueue:
+        valid, transform, meta_of = (getattr(module, hook, None) for hook in HOOKS)
+        return BufferQueue(run.group_size, valid, transform, meta_of, self._store)
+
+    def write(self, item: Item) -> "Future[bool]":
+        """Whether it is new, once it is on the disk."""
+        return self._commits.submit(lambda: self.queue.append(item))
+
+    def fetch(self, asked: Fetch) -> "Future[tuple[dict[str, Group], dict[str, Any]]]":
+        return self._commits.submit(lambda: self.queue.take(asked.max_groups, asked.lease, asked.lease_s))
+
+    def acknowledge(self, leases: Sequence[str]) -> "Future[None]":
+        return self._commits.submit(lambda: self._store.acknowledge(leases))
+
+    def status(self) -> "Future[tuple[Run, dict[str, int]]]":
+        """The run, and how many groups there are of each state."""
+        return self._commits.submit(lambda: (self._store.current(), self._store.counts()))
+
+    def query(self, query: Query) -> list[dict[str, Any]]:
+        with self._pool_lock:
+            return self._pool.find(query)
+
+    def start(self, start: Start) -> None:
+        """Runs the generator in the background, on an empty queue or on that of an earlier start.
+
+        The same start again, while its generator is at work, changes nothing.
+
+        Raises:
+            ValueError: no generator makes this type of task, or the queue is of another one.
+            RuntimeError: another one is at work.
+        """
+        if self._running is not None and self._running.is_alive():
+            if start == self._start:
+                return
+            raise RuntimeError(f"a generator of {self._store_run().task_type} is at work")
+        module = generator_of(start.task_type)
+        data = start.model_dump(exclude={"resume"})
+        if self._api_key is not None:
+            data.setdefault("api_key", self._api_key)
+        run = self._commits.submit(lambda: self._begun(start, module, data)).result()
+        self._start = start
+        self._running = threading.Thread(target=self._run, args=(module, data, run.id), daemon=True)
+        self._running.start()
+
+    def _store_run(self) -> Run:
+        return self._commits.submit(self._store.current).result()
+
+    def _begun(self, start: Start, module: ModuleType, data: dict[str, Any]) -> Run:
+        if start.resume:
+            run = self._store.current()
+            if (run.task_type, run.group_size) != (start.task_type, start.num_repeat_per_sample):
+                raise ValueError(
+                    f"resume: the queue is of {run.task_type} in groups of {run.group_size} (wanted: "
+                    f"{start.task_type} in groups of {start.num_repeat_per_sample}, or no resume)"
+                )
+            self._store.set_generator(run.id, RUNNING)
+            data["skip_uids"] = self._store.uids()
+        else:
+            run = self._store.begin_run(start.task_type, start.num_repeat_per_sample, RUNNING)
+        self.queue = self._queue(run, module)
+        return run
+
+    def _run(self, module: ModuleType, data: dict[str, Any], run: int) -> None:
+        state = ENDED
+        try:
+            module.run_rollout(data)
+        except Exception as error:  # the generator is the user's code; whoever fetches is told
+            logger.exception("generator of %s failed", data["task_type"])
+            state = f"{type(error).__name__}: {error}"
+        self._commits.submit(lambda: self._store.set_generator(run, state))
