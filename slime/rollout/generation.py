@@ -4,7 +4,7 @@ import inspect
 import logging
 import uuid
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from slime.config.generation import GenerationConfig
@@ -20,6 +20,7 @@ from slime.rollout.sample_hooks import apply_rollout_sample_hooks
 from slime.rollout.ungraded import fill_ungraded, is_ungraded
 from slime.utils.addresses import http_url
 from slime.utils.async_utils import gather_or_cancel
+from slime.utils.cut_stops import StopsAcrossCuts
 from slime.utils.http_utils import post
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -117,9 +118,16 @@ def wanted_of_tokens(args: Any, evaluation: bool = False) -> dict[str, Any]:
 
 
 def take_answer(args: Any, sample: Sample, output: dict[str, Any], sampling_params: dict[str, Any]) -> None:
-    """Add what /generate answered to the response."""
-    tokens, log_probs = read_output_tokens(output)
+    """Add what /generate answered to the response, up to the end of a stop string that an abort has cut."""
     resumed = sample.response_length > 0
+    text_of = partial(
+        GenerateState(args).tokenizer.decode,
+        skip_special_tokens=bool(sampling_params.get("skip_special_tokens")),
+    )
+    if resumed:
+        before = sample.tokens[-sample.response_length :]
+        StopsAcrossCuts(sampling_params.get("stop"), text_of).note(before, output)
+    tokens, log_probs = read_output_tokens(output)
     sample.append_response_tokens(
         args, tokens=tokens, log_probs=log_probs, meta_info=output["meta_info"], text=output["text"]
     )
@@ -127,10 +135,7 @@ def take_answer(args: Any, sample: Sample, output: dict[str, Any], sampling_para
         sample.prefix_cache_info.add_resumed(output["meta_info"])
     if resumed:
         # A character whose tokens the abort parted is in neither text.
-        sample.response = GenerateState(args).tokenizer.decode(
-            sample.tokens[-sample.response_length :],
-            skip_special_tokens=bool(sampling_params.get("skip_special_tokens")),
-        )
+        sample.response = text_of(sample.tokens[-sample.response_length :])
 
 
 def read_output_tokens(output: dict[str, Any]) -> tuple[list[int], list[float]]:

@@ -125,6 +125,16 @@ def merge_routed_experts(
     return np.concatenate([*([earlier[:start]] if start else []), rows])
 
 
+def routed_experts_of_first(meta_info: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """What an answer says of the experts of the prompt and its first ``count`` tokens."""
+    if meta_info.get("routed_experts") is None:
+        return {}
+    values = decode_int32_array(meta_info["routed_experts"])
+    before = int(meta_info["prompt_tokens"]) - 1 - int(meta_info.get("routed_experts_start_len", 0))
+    made = len(meta_info["output_token_logprobs"])
+    return {"routed_experts": values[: values.size // (before + made) * (before + count)]}
+
+
 def fit_versions(spans: VersionSpans, num_tokens: int) -> VersionSpans:
     """The spans of the first ``num_tokens`` tokens, neighbours of one version merged."""
     fitted: VersionSpans = []

@@ -2,7 +2,6 @@
 
 import pytest
 
-from slime.agent.adapters.cut_stops import StopsAcrossCuts
 from slime.agent.adapters.engine import _joined, _note_end
 from slime.utils.types import Sample
 
@@ -65,43 +64,3 @@ def test_an_abort_upon_the_last_token_leaves_nothing_to_ask_for(sampling, reason
     meta = part([4, 5], "1")["meta_info"]
     _note_end(meta, sampling, end=5)
     assert meta["finish_reason"]["type"] == reason
-
-
-def text_of(ids):
-    return "".join(map(chr, ids))
-
-
-@pytest.mark.parametrize(
-    ("before", "new", "found"),
-    [
-        ("say st", "op it", (2, "stop")),
-        ("say st", "op", (2, "stop")),
-        ("say sto", "p", (1, "stop")),
-        ("say st", "ay, stop", None),  # which the engine sees
-        ("", "stop", None),
-        ("stop", " it", None),
-        ("stops st", "op it", (2, "stop")),
-        ("say", " nothing of it", None),
-        ("an e", "nd, stop", (2, "end")),
-    ],
-)
-def test_a_stop_string_is_found_where_it_begins_before_a_cut(before, new, found):
-    before, new = [*map(ord, before)], [*map(ord, new)]
-    assert StopsAcrossCuts(["stop", "end"], text_of).find(before, new) == found
-    assert StopsAcrossCuts(None, text_of).find(before, new) is None
-    assert StopsAcrossCuts("stop", None).find(before, new) is None
-
-
-def test_what_an_answer_has_behind_such_a_string_is_taken_away():
-    versions = [{"version": "2", "start": 0, "end": 1}, {"version": "3", "start": 1, "end": 4}]
-    nuclei = {"top_p_token_ids": [1, 2, 3, 4, 5], "top_p_token_offsets": [0, 1, 3, 4, 5]}
-    answer = part([*map(ord, "op i")], "3", weight_versions=versions, **nuclei)
-    StopsAcrossCuts("stop", text_of).note([*map(ord, "st")], answer)
-    meta = answer["meta_info"]
-    assert [token for _, token, _ in meta["output_token_logprobs"]] == [*map(ord, "op")]
-    assert (meta["completion_tokens"], meta["finish_reason"]) == (2, {"type": "stop", "matched": "stop"})
-    assert [(span["start"], span["end"]) for span in meta["weight_versions"]] == [(0, 1), (1, 2)]
-    assert (meta["top_p_token_ids"], meta["top_p_token_offsets"]) == ([1, 2, 3], [0, 1, 3])
-    whole = part([*map(ord, "on it")], "3")
-    StopsAcrossCuts("stop", text_of).note([*map(ord, "st")], whole)
-    assert whole == part([*map(ord, "on it")], "3")

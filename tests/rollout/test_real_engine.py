@@ -80,6 +80,40 @@ def test_streaming_gives_the_sample_of_the_default_function(client, real_args):
     assert streamed == ask(generate)
 
 
+@pytest.mark.parametrize("function", [generate, generate_streaming])
+def test_a_stop_string_is_found_wherever_an_abort_has_parted_it(client, real_args, function):
+    """The engine sees only what it makes, and would go on to the end."""
+    args = real_args()
+
+    tokenizer = GenerateState(args).tokenizer
+
+    def ask(tokens, stop):
+        sample = Sample(prompt="<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", index=0)
+        params = GenerateState(args).sampling_params | {"sampling_seed": 3, "ignore_eos": True, "stop": stop}
+        params["max_new_tokens"] = tokens
+        run(function(args, sample, params))
+        return sample, params
+
+    def parts(sample):
+        return sample.tokens, sample.response, sample.version_spans, sample.loss_mask
+
+    ids = ask(300, None)[0].tokens[-300:]
+    pieces = [tokenizer.decode([token]) for token in ids]
+    plain = [piece.isascii() and len(piece) == 1 for piece in pieces]
+    at = next(i for i in range(8, 298) if all(plain[i : i + 3]))
+    stop = "".join(pieces[at : at + 3])
+    whole, params = ask(300, [stop])
+    assert whole.response.endswith(stop) and whole.response_length == at + 3
+    for cut in [*range(1, at, 5), *range(at, at + 3)]:
+        sample, _ = ask(cut, [stop])
+        assert sample.status is Sample.Status.TRUNCATED and sample.response_length == cut
+        sample.status = Sample.Status.ABORTED
+        run(function(args, sample, params))
+        assert sample.status is Sample.Status.COMPLETED, cut
+        assert parts(sample) == parts(whole), cut
+        assert sample.rollout_log_probs == pytest.approx(whole.rollout_log_probs, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("path", "modes"),
     [(None, ["abort"]), (STREAMING, ["abort"]), (None, ["retract", "in_place"])],

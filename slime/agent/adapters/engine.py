@@ -5,11 +5,11 @@ from contextlib import aclosing
 from itertools import accumulate
 from typing import Any, Protocol
 
-from slime.agent.adapters.cut_stops import PER_TOKEN, StopsAcrossCuts, TextOf
 from slime.agent.adapters.session import OPENAI_PARAMS, Session, sampling_of_turn
 from slime.agent.parsing import CALL_ENDS
 from slime.agent.trajectory import TurnRecord
 from slime.backends.embedded_engine.grammar.wanted import FIELDS as GRAMMARS
+from slime.utils.cut_stops import PER_TOKEN, StopsAcrossCuts, TextOf
 from slime.utils.engine_counters import PrefixCacheInfo, recomputed_tokens
 from slime.utils.engine_meta import VersionSpans, merge_top_p, merge_versions
 from slime.utils.http_utils import HttpStatusError, post, stream

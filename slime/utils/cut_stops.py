@@ -1,10 +1,12 @@
-"""Stop strings that an update of the weights has cut in two.
+"""Stop strings that are cut in two where an answer was aborted and goes on in another request.
 
-The engine that goes on with an answer looks for them in what it makes, and misses one that has begun before.
+The engine that goes on with it looks for them in what it makes, and misses one that has begun before.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from slime.utils.engine_meta import nuclei_of_first, routed_experts_of_first
 
 TextOf = Callable[[Sequence[int]], str]
 
@@ -49,6 +51,7 @@ class StopsAcrossCuts:
         if found is None:
             return
         count, stop = found
+        meta |= _of_first(meta, count)
         for name in PER_TOKEN:
             if name in meta:
                 meta[name] = meta[name][:count]
@@ -57,6 +60,9 @@ class StopsAcrossCuts:
             meta["weight_versions"] = [
                 {**span, "end": min(span["end"], count)} for span in spans if span["start"] < count
             ]
-        if offsets := meta.get("top_p_token_offsets"):
-            meta["top_p_token_offsets"] = offsets[: count + 1]
-            meta["top_p_token_ids"] = meta["top_p_token_ids"][: offsets[count]]
+
+
+def _of_first(meta: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Nuclei and routed experts of an answer's first tokens, where it has some in arrays."""
+    nuclei = {} if "output_token_sampling_mask" in meta else nuclei_of_first(meta, count)
+    return nuclei | routed_experts_of_first(meta, count)
