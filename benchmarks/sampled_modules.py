@@ -215,6 +215,7 @@ SAMPLED: dict[str, tuple[str, ...]] = {
         for name in ("attention", "executor", "experts", "states")
     },
     "slime/backends/embedded_engine/http/prompts.py": (
+        f"{_ENGINE}/test_prompts",
         f"{_ENGINE}/test_generate",
         "backends/sglang_utils/test_conformance_edges",
     ),

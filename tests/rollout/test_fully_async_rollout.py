@@ -121,6 +121,16 @@ def test_rollouts_take_what_is_finished_and_nothing_twice(engine, async_args, ma
     assert source.get_buffer_length() == source.ledger.issued - 12
 
 
+def test_hooks_of_samples_are_told_of_the_rollout_in_which_their_group_began(engine, async_args, make_source):
+    args = async_args(rollout_sample_hook_path=[PLUGINS + "cut_hook"])
+    source = make_source(args)
+    outputs = [generate_rollout_fully_async(args, rollout_id, source) for rollout_id in (7, 8, 9, 10)]
+    samples = [sample for output in outputs for group in output.samples for sample in group]
+    told = {sample.metadata["hooked"] for sample in samples}
+    assert told == {(sample.metadata["start_rollout_id"], False) for sample in samples}
+    assert (7, False) in told and len(told) > 1
+
+
 def test_a_slow_group_is_not_waited_for_and_not_lost(engine, async_args, make_source):
     args = async_args()
     engine.delay = slow = OnlySlow(0)
