@@ -230,7 +230,7 @@ SAMPLED: dict[str, tuple[str, ...]] = {
         "backends/embedded_engine/test_scheduler",
     ),
     "slime/backends/embedded_engine/checkpoint.py": ("backends/embedded_engine/test_checkpoint",),
-    "slime/backends/embedded_engine/http/state.py": ("backends/embedded_engine/test_scheduler",),
+    "slime/backends/embedded_engine/http/state.py": (f"{_ENGINE}/test_state", f"{_ENGINE}/test_scheduler"),
     "slime/backends/fsdp_utils/step.py": (f"{_FSDP}/test_float16", f"{_FSDP}/test_any_model"),
     "slime/backends/fsdp_utils/optimizer.py": (f"{_FSDP}/test_optimizer", f"{_FSDP}/test_float16"),
     "slime/backends/fsdp_utils/loss_scale.py": (f"{_FSDP}/test_float16",),

@@ -112,6 +112,14 @@ async def test_a_set_may_bring_its_own_functions_and_metadata(engine, make_args,
     assert output.data["one"]["samples"][0].metadata["difficulty"] == "hard"
 
 
+async def test_hooks_of_samples_are_told_of_the_rollout_and_that_it_evaluates(engine, make_args, make_set):
+    args = make_args(
+        eval_datasets=[make_set("one", 2)], rollout_sample_hook_path=["tests.rollout.plugins.cut_hook"]
+    )
+    output = await eval_rollout(args, 6)
+    assert [sample.metadata["hooked"] for sample in output.data["one"]["samples"]] == [(6, True)] * 2
+
+
 async def test_repeated_evaluation_starts_from_fresh_samples(engine, make_args, make_set):
     args = make_args(eval_datasets=[make_set("one", 2)])
     first = await eval_rollout(args, 0)

@@ -36,6 +36,12 @@ def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+async def test_hooks_of_samples_are_told_of_the_rollout(right_and_wrong, rejection_args, make_source):
+    args = rejection_args(rollout_sample_hook_path=[PLUGINS + "cut_hook"])
+    output = await sample_by_rejection(args, 4, make_source(args))
+    assert {sample.metadata["hooked"] for group in output.samples for sample in group} == {(4, False)}
+
+
 async def test_accepted_answers_are_conversations_to_imitate(
     right_and_wrong, rejection_args, make_source, tmp_path
 ):
