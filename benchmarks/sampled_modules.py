@@ -122,6 +122,7 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     ),
     **{
         f"slime/backends/embedded_engine/http/{name}.py": (
+            f"{_ENGINE}/test_responses",
             f"{_ENGINE}/tool_calls/test_chats",
             f"{_ENGINE}/test_openai",
         )
@@ -149,7 +150,11 @@ SAMPLED: dict[str, tuple[str, ...]] = {
         )
     },
     **{
-        f"slime/backends/embedded_engine/{name}.py": (f"{_ENGINE}/test_generate", f"{_ENGINE}/test_streaming")
+        f"slime/backends/embedded_engine/{name}.py": (
+            f"{_ENGINE}/test_responses",
+            f"{_ENGINE}/test_generate",
+            f"{_ENGINE}/test_streaming",
+        )
         for name in ("http/generate_routes", "http/responses", "http/running", "stopping")
     },
     "slime/backends/embedded_engine/http/app.py": (
