@@ -15,7 +15,7 @@ RUN = (
 CHECKED = ("slime train", "python train.py", "python train_async.py")
 """Beginnings of runs, which it takes through all checks before a start; tests/e2e has the runs themselves."""
 
-_SCRIPTS = "tests/scripts/test_page_scripts.py"
+_SCRIPTS, _PROGRAMS = "tests/scripts/test_page_scripts.py", "tests/test_page_programs.py"
 PRINTED = {
     "bash scripts/run-": "tests/scripts/test_launchers.py",
     "bash examples/": "tests/examples/test_run_scripts.py",
@@ -31,6 +31,22 @@ PRINTED = {
     "python tools/convert_fsdp_to_hf.py": "tests/tools/test_convert_fsdp_to_hf.py",
     **dict.fromkeys(("ray get-auth-token", "ray start"), "tests/ray/test_cluster.py"),
     "git tag": "tests/test_packaging.py",
+    **dict.fromkeys(
+        ("pip install pytest", "pip install openai>=3,<4", "pip install --no-deps xgrammar"), _PROGRAMS
+    ),
+    **dict.fromkeys(
+        ("pip install .", "python -m venv", "hf download"), _PROGRAMS
+    ),  # not what else is installed
+    "python -m pytest -p tests.plugins.delays": _PROGRAMS,
+    "python tools/generate_flag_docs.py": "tests/test_flag_docs.py",
+    "python tools/generate_metric_docs.py": "tests/observability/test_metric_table.py",
+    "torchrun": "tests/backends/megatron_utils/test_server.py",
+    **dict.fromkeys(("bash scripts/test-sglang.sh", "bash scripts/test-original.sh"), _SCRIPTS),
+    **{
+        f"python benchmarks/{name}.py": "tests/benchmarks/test_scripts.py"
+        for name in ("engine_throughput", "trainer_packing", "weight_sync", "gpu_trainer")
+    },
+    "python -m tests.golden.curves": "tests/golden/test_curves.py",
 }
 """Beginnings of commands that these tests take from the pages: with other places and names, or with programs
 that stand for what is not here (train.py of a large model, ssh, SLURM, the tests that would be started)."""
@@ -39,25 +55,25 @@ AT_NIGHT = {
     "python -m pytest test_task.py": "tests/e2e/test_new_task.py",
     "python -m pytest tests/plugin_contracts": "tests/test_page_commands.py",
     "python -m pytest tests/plugin_contracts/test_signatures.py": "tests/test_page_commands.py",
+    **{
+        f"python benchmarks/{name}.py": "tests/benchmarks/test_scripts.py"
+        for name in ("grpo_step", "startup", "in_flight", "random_syncs", "gpu_loop")
+    },
 }
 """The same, in tests that are nightly."""
-_COMMANDS = {
-    "torchrun": "eight ranks; tests/backends/megatron_utils/test_server.py starts two",
-}
 _DEVELOPERS = {
-    "bash scripts/test-sglang.sh": "installs SGLang; starts tests/sglang_cpu",
-    "bash scripts/test-original.sh": "the original; tests/original/test_stand_in.py tries it on a stand-in",
-    "python tools/generate_flag_docs.py": "tests/test_flag_docs.py makes the page that it writes",
-    "python tools/generate_metric_docs.py": "tests/observability/test_metric_table.py makes the page",
     "python -m tests.arguments.launch_table": "tests/arguments/test_launch_scripts.py makes the page",
     "python tools/release_check.py": "an environment with a wheel; tests/test_packaging.py does its parts",
+    "pip install -e .[sglang]": "11 GB; tests/test_packaging.py holds its pins against ours",
+    "pip install -c constraints/cpu.txt": "asks a package index; tests/test_packaging.py holds the pins",
+    "pip install e2b": "asks a package index; tests/agent/test_sandbox_protocol.py has a stand-in",
     "python tools/uv_lock.py": "asks a package index; tests/test_packaging.py reads what it wrote",
-    "python -m tests.golden.runs": "whole runs of two checkouts",
-    "python -m tests.backends.embedded_engine.tool_calls.record": "SGLang",
+    "python -m tests.golden.runs": "minutes; tests/golden/test_curves.py has the trainer's part",
+    "python -m tests.backends.embedded_engine.tool_calls.record": "SGLang; test_formats.py beside it",
 }
 _BENCHMARKS = {
-    "python benchmarks/": "minutes each; tests/benchmarks/test_scripts.py runs them at their smallest",
-    "python benchmarks/suite_times.py": "runs the suite",
+    "python benchmarks/against_trl.py": "TRL; tests/benchmarks/test_scripts.py runs it without",
+    "python benchmarks/suite_times.py": "runs the suite twice; tests/test_tiers.py holds its tiers",
     "python benchmarks/compare.py": "reads the last commit; tests/benchmarks/test_compare.py has its parts",
     "python benchmarks/mutation.py": "hours; tests/benchmarks/test_mutation.py has its parts",
     "python benchmarks/sampled_mutants.py": "hours; tests/benchmarks/test_mutation.py has its parts",
@@ -66,8 +82,12 @@ _BENCHMARKS = {
     "python benchmarks/sglang_runs.py": "SGLang; tests/benchmarks/test_sglang_runs.py reads what it wrote",
 }
 _NOT_HERE = {" ".join(words): why for words, why in NOT_HERE.items()}
-_NOT_HERE = {words: why for words, why in _NOT_HERE.items() if words not in PRINTED and words != "ray"}
-LEFT = _NOT_HERE | _COMMANDS | _DEVELOPERS | _BENCHMARKS
+_NOT_HERE = {
+    words: why
+    for words, why in _NOT_HERE.items()
+    if words not in PRINTED and words not in ("ray", "python -m pytest")
+}
+LEFT = _NOT_HERE | _DEVELOPERS | _BENCHMARKS
 """Beginnings of commands that are left: what they need or take, and what runs them; the longest counts."""
 NAMES = {
     *(f"slime {name}" for name in ("check", "diff", "new-task", "report", "resume", "train")),

@@ -3,13 +3,15 @@
 import re
 
 from slime.arguments.core.parser import build_parser
+from tests.page_runs import printed
+from tools import generate_flag_docs
 from tools.generate_flag_docs import PAGE, flag_page
 
 ROOT = PAGE.parents[1]
 ELSEWHERE = {
     *("--build-arg", "--entrypoint", "--gpus", "--rm", "--secret", "--shm-size", "--user"),
     *("--address", "--generate", "--head", "--node-ip-address", "--nodes", "--num-gpus"),
-    *("--local-dir", "--no-deps", "--plugin-module", "--repo-type"),
+    *("--exclude", "--local-dir", "--no-deps", "--plugin-module", "--repo-type"),
     *("--allow-auto-truncate", "--api-key", "--enable-deterministic-inference", "--enable-metrics"),
     *("--disable-overlap-schedule", "--enable-return-routed-experts", "--model-path", "--no-x", "--x"),
     *("--no-sglang-x", "--rollout-batch-sise"),
@@ -23,6 +25,14 @@ OTHERS = ("launch-scripts", "flags")
 
 def test_flag_page_is_fresh():
     assert PAGE.read_text(encoding="utf-8") == flag_page(), "run python tools/generate_flag_docs.py"
+
+
+def test_the_page_is_written_as_printed(tmp_path, monkeypatch):
+    (command,) = printed("python tools/generate_flag_docs.py")
+    monkeypatch.setattr("sys.argv", list(command.words[1:]))
+    monkeypatch.setattr(generate_flag_docs, "PAGE", tmp_path / PAGE.name)
+    assert generate_flag_docs.main() == 0
+    assert (tmp_path / PAGE.name).read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
 
 
 def test_every_option_of_the_parser_is_on_the_page():

@@ -1,4 +1,7 @@
-"""The benchmarks can be run, at their smallest; what they measure there means nothing."""
+"""The benchmarks can be run, at their smallest; what they measure there means nothing.
+
+Those that docs/performance.md and docs/rollouts.md print get the words that stand there first.
+"""
 
 import importlib
 import json
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.forking import ForkedPythons, ForkedScript
+from tests.page_runs import printed
 
 ROOT = Path(__file__).parents[2]
 # Not fully_async and families, which start a cluster after the other; those that start one are nightly, as
@@ -67,6 +71,14 @@ OF_SUBPROCESSES = {"engine_throughput": "engine_throughput", "generic_executor":
 OF_SUBPROCESSES |= {"gpu_trainer": "gpu_trainer"}
 
 
+def words_for(script: str, smallest: list[str], output: Path) -> list[str]:
+    """What a page gives a benchmark, but for the Python of others, and then what makes it small."""
+    on_pages = [word for command in printed(f"python benchmarks/{script}.py") for word in command.words[2:]]
+    if "--trl-python" in on_pages:
+        on_pages = on_pages[: on_pages.index("--trl-python")]
+    return [*on_pages, *smallest, "--output", str(output)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
@@ -80,7 +92,7 @@ OF_SUBPROCESSES |= {"gpu_trainer": "gpu_trainer"}
 )
 def test_a_benchmark_writes_its_figures(script: str, tmp_path: Path) -> None:
     output, log = tmp_path / "figures.json", tmp_path / "log"
-    path, words = ROOT / f"benchmarks/{script}.py", [*SCRIPTS[script], "--output", str(output)]
+    path, words = ROOT / f"benchmarks/{script}.py", words_for(script, SCRIPTS[script], output)
     env = {"PYTHONPATH": str(ROOT)}
     if script in FORKED:
         status = ForkedScript(path, words, log, env=env, cwd=ROOT).wait(800)
@@ -111,5 +123,5 @@ def test_a_benchmark_that_is_imported_writes_them_too(
         monkeypatch.setattr(
             f"benchmarks.{OF_SUBPROCESSES[script]}.subprocess", ForkedPythons(tmp_path / "log")
         )
-    module.main([*MODULES[script], "--output", str(output)])
+    module.main(words_for(script, MODULES[script], output))
     assert json.loads(output.read_text())

@@ -8,6 +8,8 @@ import pytest
 from slime.observability.metric_table import METRICS, every_metric, undescribed
 from slime.training.batch import FIELDS, Average
 from slime.training.passes import ACTOR_PASSES, CRITIC_PASSES
+from tests.page_runs import printed
+from tools import generate_metric_docs
 from tools.generate_metric_docs import PAGE, metric_page
 
 CURVES = Path(__file__).parents[1] / "golden/curves.json"
@@ -51,3 +53,11 @@ def test_a_name_that_is_not_there_is_noticed(name) -> None:
 def test_no_name_is_described_twice() -> None:
     patterns = [metric.pattern.pattern for metric in every_metric()]
     assert len(patterns) > 70 and len(set(patterns)) == len(patterns)
+
+
+def test_the_page_is_written_as_printed(tmp_path, monkeypatch) -> None:
+    (command,) = printed("python tools/generate_metric_docs.py")
+    monkeypatch.setattr("sys.argv", list(command.words[1:]))
+    monkeypatch.setattr(generate_metric_docs, "PAGE", tmp_path / PAGE.name)
+    assert generate_metric_docs.main() == 0
+    assert (tmp_path / PAGE.name).read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")

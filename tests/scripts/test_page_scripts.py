@@ -14,7 +14,7 @@ from tests.page_runs import printed
 from tools.quickstart.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("python", "mypy", "ruff", "shellcheck", "mkdocs", "nvidia-smi")
+PROGRAMS = ("python", "mypy", "ruff", "shellcheck", "mkdocs", "nvidia-smi", "curl")
 NOTE = '#!/bin/sh\nprintf "%s " "${0##*/}" "$@" >>"$NOTE"; echo >>"$NOTE"\n'
 EXTRAS = ("", "dev,test", "dev,docs,test")
 Start = Callable[[Command], list[str]]
@@ -35,7 +35,14 @@ def start(tmp_path: Path) -> Start:
         for extras in EXTRAS
     )
     subprocess.run(["bash", "-ec", f'source "{library}"\n{stamps}'], check=True)
-    ours = {"SLIME_VENV": str(tmp_path / "venv"), "PYTHON": str(programs / "python"), "NOTE": str(note)}
+    of_sglang = f'cat pyproject.toml constraints/sglang_cpu.txt | cksum >"{tmp_path}/venv/.installed-sglang"'
+    subprocess.run(["bash", "-ec", of_sglang], cwd=ROOT, check=True)
+    ours = {
+        "SLIME_SGLANG_VENV": str(tmp_path / "venv"),
+        "SLIME_VENV": str(tmp_path / "venv"),
+        "PYTHON": str(programs / "python"),
+        "NOTE": str(note),
+    }
     ours |= {"OUT": str(tmp_path / "out"), "PATH": f"{programs}:{os.environ['PATH']}"}
 
     def run(command: Command) -> list[str]:
@@ -80,6 +87,13 @@ def test_the_conformance_tests_are_there(start: Start) -> None:
         assert line.startswith("python -m pytest ") and there(line) and line.count("test_conformance") == 4
 
     hold_each(printed("bash scripts/conformance.sh"), check, least=2)
+
+
+def test_tests_of_the_original_and_of_sglang_are_there(start: Start) -> None:
+    (original,), (sglang,) = printed("bash scripts/test-original.sh"), printed("bash scripts/test-sglang.sh")
+    assert start(original) == ["python -m pytest tests/original"] and (ROOT / "tests/original").is_dir()
+    *_, last = start(sglang)
+    assert last.startswith("python -m pytest -o timeout=300 tests/sglang_cpu tests/") and there(last)
 
 
 def test_the_quickstart_gets_its_flags(start: Start) -> None:

@@ -28,6 +28,7 @@ from tests.each import hold_each
 from tests.engines import free_port
 from tests.forking import ForkedScript, forking
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf
+from tests.page_runs import printed
 
 IDS = [7, 3, 250, 3, 9, 9, 120, 44, 1, 200, 13]
 NEAR = 1e-4
@@ -89,17 +90,14 @@ def near(found, wanted):
 def test_a_teacher_is_asked_over_http_and_given_other_weights(checkpoints, tmp_path):
     forking()  # before ports are chosen
     port, early, log = free_port(), free_port(), tmp_path / "log"
-    words = [
-        "--hf-checkpoint",
-        checkpoints[0],
-        "--teacher-port",
-        str(port),
-        "--teacher-warmup-port",
-        str(early),
-    ]
+    (command,) = printed("torchrun")  # eight ranks there, one here
+    *_, module = command.words[: command.words.index("--hf-checkpoint")]
+    words = [*command.words[command.words.index("--hf-checkpoint") :], "--hf-checkpoint", checkpoints[0]]
+    words += ["--tensor-model-parallel-size", "1"]
+    words += ["--teacher-port", str(port), "--teacher-warmup-port", str(early)]
     words += ["--megatron-server-max-length", "20"]
     threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    process = ForkedScript("slime.backends.megatron_utils.server", words, log, env=threads)
+    process = ForkedScript(module, words, log, env=threads)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600, trust_env=False) as client:
             wait_ready(client, process, log)
