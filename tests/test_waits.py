@@ -84,6 +84,7 @@ OTHER_END = {
     "processes/forked.py: receive_request: client.recv": "settimeout",
     "processes/forked.py: _send_request: client.sendall": "the server reads within 5 s, or closes",
     "training/checkpoint_dir.py: on_first_rank: dist.barrier": "bound_collectives",
+    "training/checkpoint_dir.py: record: dist.barrier": "bound_collectives, or the timeout of the group",
     "training/hf_export.py: save_hf_model_to_path: dist.barrier": "bound_collectives",
     "weight_sync/floor.py: send: sending.join": "its socket has one of 10 s",
     "weight_sync/floor.py: _receive: receiver.recv_into": "settimeout",

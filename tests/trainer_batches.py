@@ -1,5 +1,6 @@
 """What trainer tests share: the flags a trainer reads, and rollouts split over ranks."""
 
+import json
 from argparse import Namespace
 from pathlib import Path
 
@@ -80,3 +81,13 @@ def split(args: Namespace, batch: dict, parallel_config: dict) -> dict:
         "num_microbatches": schedule.num_microbatches,
         "global_batch_sizes": schedule.global_batch_sizes,
     }
+
+
+def unrecorded(directory: Path) -> set[str]:
+    """The files of a checkpoint that no rank has recorded."""
+    there = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+    records = set(directory.glob("record_*.json"))
+    assert records
+    for path in records:
+        there -= {path.name, *json.loads(path.read_text())["files"]}
+    return there

@@ -19,6 +19,15 @@ class CheckpointConfig:
         above=0,
         help="rollouts between two checkpoints",
     )
+    keep_checkpoints: int | None = flag(
+        at_least=2,  # roles save one after the other: the newest that all have may be the last but one of one
+        help="how many checkpoints --save holds; older ones are removed after each save; default all",
+    )
+    verify_checkpoint: Literal["none", "sizes", "checksums"] = flag(
+        "sizes",
+        help="what of the files of --load is held against what was written (checksums reads all of them); if "
+        "the newest iteration is damaged, the one before it is loaded",
+    )
     save_hf: str | None = flag(place=True, help="directory of HF exports, may hold {rollout_id}")
     ckpt_step: int | None = flag(at_least=0, help="iteration of --load; default the latest")
     ckpt_format: Literal["torch", "torch_dist", "zarr", "torch_dcp", "fsdp_dtensor"] = flag(

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from slime.utils.checkpoint_record import remove_older, write_record
+
 MARKER = "latest_checkpointed_iteration.txt"
 RELEASE = "release"
 """What a converter writes into the marker, and calls the directory of its weights."""
@@ -59,6 +61,12 @@ def on_first_rank(action: Callable[[], None]) -> None:
     dist.barrier()
 
 
+def record(directory: Path, group: dist.ProcessGroup | None = None) -> None:
+    """Collective. Records what the ranks have written; on return all have."""
+    write_record(directory, dist.get_rank(), dist.get_world_size())
+    dist.barrier(group)
+
+
 def fresh_directory(path: Path, subdirectories: Sequence[str] = ()) -> None:
     """An empty one, with these in it."""
     if path.exists():
@@ -67,8 +75,12 @@ def fresh_directory(path: Path, subdirectories: Sequence[str] = ()) -> None:
         directory.mkdir(parents=True)
 
 
-def publish(temporary: Path, final: Path, iteration: int | str) -> None:
-    """Makes a finished checkpoint visible, replacing one of the same iteration; the marker names it."""
+def publish(temporary: Path, final: Path, iteration: int | str, keep: int | None = None) -> None:
+    """Makes a finished checkpoint visible, replacing one of the same iteration; the marker names it.
+
+    Args:
+        keep: how many checkpoints are kept, this one among them; None for all.
+    """
     replaced = final.with_suffix(".replaced")
     if final.exists():
         final.rename(replaced)
@@ -81,3 +93,5 @@ def publish(temporary: Path, final: Path, iteration: int | str) -> None:
         os.fsync(file.fileno())
     partial_marker.replace(marker)
     shutil.rmtree(replaced, ignore_errors=True)
+    if keep is not None and isinstance(iteration, int):
+        remove_older(final.parent, iteration, keep)

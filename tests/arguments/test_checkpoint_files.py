@@ -1,6 +1,7 @@
 """Files of a checkpoint that cannot be loaded are found before anything starts."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from safetensors.torch import save_file
 
 from slime.arguments import validated_args
 from slime.arguments.validate.checkpoint_files import CHECKPOINT_MARKER
+from slime.utils.checkpoint_record import write_record
 
 
 @pytest.mark.parametrize("flag", ["load", "ref_load"])
@@ -157,3 +159,67 @@ def test_the_weights_of_a_conversion_begin_a_run(words, notes, checkpoint, tmp_p
     assert (args.ref_load, args.load) == (str(path), str(path))
     assert (args.finetune, args.no_load_optim, args.start_rollout_id) == (True, True, 0)
     assert notes(words(ref_load=path, load=path)) == []
+
+
+@pytest.fixture
+def recorded(own_checkpoint):
+    """Iterations 1 and 3, with records of what they hold."""
+    for iteration in (1, 3):
+        write_record(own_checkpoint / f"iter_000000{iteration}", 0, 1)
+    return own_checkpoint
+
+
+def cut_metadata(root, *iterations, content="{"):
+    for iteration in iterations:
+        (root / f"iter_000000{iteration}/metadata.json").write_text(content)
+
+
+def test_a_whole_checkpoint_is_loaded(words, notes, recorded):
+    assert notes(words(load=recorded)) == []
+    assert validated_args(words(load=recorded)).ckpt_step is None
+
+
+def test_of_a_damaged_checkpoint_the_newest_whole_iteration_is_loaded(words, notes, recorded):
+    cut_metadata(recorded, 3)
+    reason = "iter_0000003: metadata.json has 1 bytes (wanted: 2)"
+    assert notes(words(load=recorded)) == [f"--load {recorded}: {reason}: iteration 1 is loaded"]
+    args = validated_args(words(load=recorded))
+    assert args.ckpt_step == 1 and not args.finetune
+
+
+def test_an_iteration_after_the_marked_one_is_not_loaded(words, recorded):
+    (recorded / CHECKPOINT_MARKER).write_text("1")
+    assert validated_args(words(load=recorded)).ckpt_step is None
+
+
+def test_a_checkpoint_without_a_whole_iteration_is_refused(words, refusal, recorded):
+    cut_metadata(recorded, 1, 3)
+    reason = "iter_0000003: metadata.json has 1 bytes (wanted: 2)"
+    assert refusal(words(load=recorded)).startswith(f"--load {recorded}: {reason} (wanted: a complete copy")
+    assert validated_args(words(load=recorded, verify_checkpoint="none")).ckpt_step is None
+
+
+@pytest.mark.parametrize(("flag", "step"), [("load", "ckpt_step"), ("ref_load", "ref_ckpt_step")])
+def test_a_chosen_iteration_must_be_whole(words, refusal, recorded, flag, step):
+    cut_metadata(recorded, 3)
+    assert "metadata.json has 1 bytes" in refusal(words(**{flag: recorded, step: 3}))
+    validated_args(words(**{flag: recorded, step: 1}))
+
+
+def test_other_content_of_the_same_size_is_found_by_checksums(words, recorded):
+    cut_metadata(recorded, 3, content="[]")
+    assert validated_args(words(load=recorded)).ckpt_step is None
+    assert validated_args(words(load=recorded, verify_checkpoint="checksums")).ckpt_step == 1
+
+
+def test_a_critic_and_its_actor_go_on_at_the_newest_iteration_that_is_whole_for_both(words, recorded):
+    shutil.copytree(recorded, recorded / "critic")
+    ppo = dict(load=recorded, save=recorded, save_interval=1, advantage_estimator="ppo")
+    assert validated_args(words(**ppo)).ckpt_step is None
+    cut_metadata(recorded / "critic", 3)
+    args = validated_args(words(**ppo))
+    assert args.critic_resumes and args.ckpt_step == 1
+    cut_metadata(recorded / "critic", 3, content="{}")
+    cut_metadata(recorded, 3)
+    args = validated_args(words(**ppo))
+    assert args.critic_resumes and args.ckpt_step == 1

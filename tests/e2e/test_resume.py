@@ -44,6 +44,7 @@ def test_a_killed_run_resumes_with_the_metrics_of_one_that_never_stopped(
     def flags(save: Path) -> list[object]:
         layout_flags = [*own, "--colocate", "--rollout-shuffle"]
         saving = ["--save", save, "--load", save, "--save-interval", 1, "--num-rollout", 4]
+        saving += ["--keep-checkpoints", 2]
         evaluating = ["--eval-interval", 1, "--eval-prompt-data", "calc", data / "eval.jsonl"]
         return [*rl_flags, *layout_flags, *saving, *evaluating, *WAITING]
 
@@ -54,14 +55,23 @@ def test_a_killed_run_resumes_with_the_metrics_of_one_that_never_stopped(
     metrics = tmp_path / "killed.jsonl"
     last_rollout.unlink()
     killed = start(flags(tmp_path / "killed"), metrics=metrics)
-    marker = tmp_path / "killed" / last / "latest_checkpointed_iteration.txt"
+    markers = [tmp_path / "killed" / role / "latest_checkpointed_iteration.txt" for role in ("", last)]
     # Killed soon after a checkpoint, as a rule before the evaluation that is due then.
-    killed.wait_for(lambda: marker.exists() and int(marker.read_text()) >= 1, "the second checkpoint")
+    killed.wait_for(
+        lambda: all(marker.exists() and int(marker.read_text()) >= 1 for marker in markers),
+        "the second checkpoint",
+    )
     killed.kill()
     killed.expect_no_processes()
     assert len(killed.rows("train")) < 4, "the run was over before it was killed"
 
+    newest = max((tmp_path / "killed").glob("iter_???????"))
+    shard = next(newest.rglob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-1])
     last_rollout.touch()
     resumed = start(flags(tmp_path / "killed"), metrics=metrics).expect_success()
+    assert f"{newest.name}: {shard.relative_to(newest)} has " in resumed.output
     for axis in ("train", "rollout", "eval"):
         assert numbers(resumed.rows(axis)) == numbers(whole.rows(axis))
+    kept = [path.name for path in (tmp_path / "killed" / last).glob("iter_*")]
+    assert sorted(kept) == ["iter_0000002", "iter_0000003"]

@@ -11,6 +11,7 @@ from slime.arguments.validate.checkpoint_files import (
     bad_checkpoint,
     has_checkpoint,
     is_release,
+    newest_whole,
     unusable_weights,
 )
 from slime.arguments.validate.outputs import bad_output
@@ -27,11 +28,22 @@ def notes(args: Namespace) -> Iterator[str]:
     if args.load is not None and args.load != args.save and not has_checkpoint(args.load):
         source = "--ref-load" if args.ref_load is not None else "--hf-checkpoint"
         yield f"--load {args.load}: no checkpoint there, the run begins with the weights of {source}"
+    if args.ckpt_step is None:
+        step, skipped = newest_whole(args.load, args.verify_checkpoint)
+        yield from (f"--load {args.load}: {reason}: iteration {step} is loaded" for reason in skipped)
+    if args.keep_checkpoints is not None and (args.save is None or args.save_interval is None):
+        yield "--keep-checkpoints: has no effect without --save and --save-interval"
 
 
 def derive(args: Namespace) -> None:
-    """``--load`` that holds no checkpoint yet, or what a converter wrote, is a run that starts."""
+    """``--load`` that holds no checkpoint yet, or what a converter wrote, is a run that starts.
+
+    One whose newest iteration is damaged goes on from the newest whole one.
+    """
     converted = args.load is not None and args.ckpt_step is None and is_release(args.load)
+    if args.ckpt_step is None:
+        step, skipped = newest_whole(args.load, args.verify_checkpoint)
+        args.ckpt_step = step if skipped else None
     if args.load is not None and (Path(args.load) / CHECKPOINT_MARKER).is_file() and not converted:
         return
     args.no_load_optim = args.no_load_rng = args.finetune = True

@@ -9,9 +9,9 @@ from slime.arguments.core.flag import flags_of, option_string
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.core.run_args import copied
 from slime.arguments.validate.checkpoint_files import (
-    CHECKPOINT_MARKER,
     bad_checkpoint,
     has_checkpoint,
+    newest_whole,
     unusable_weights,
 )
 from slime.arguments.validate.outputs import bad_output
@@ -93,9 +93,12 @@ def _derive_load(args: Namespace) -> None:
     own = {place for place in (args.critic_save, _beside(args.load)) if place is not None}
     if args.critic_load is None:
         args.critic_load = next((place for place in sorted(own) if has_checkpoint(place)), None)
-    actor, critic = _iteration(args.load), _iteration(args.critic_load)
+    (actor, skipped), (critic, _) = (
+        newest_whole(place, args.verify_checkpoint) for place in (args.load, args.critic_load)
+    )
     args.critic_resumes = args.critic_load in own and None not in (actor, critic)
-    if args.critic_resumes and args.ckpt_step is None and actor != critic:
+    chosen = args.ckpt_step is not None and not skipped
+    if args.critic_resumes and not chosen and actor != critic:
         args.ckpt_step = min(actor or 0, critic or 0)
     if args.critic_load in own and not args.critic_resumes:
         # It was saved before the actor's first checkpoint.
@@ -106,13 +109,6 @@ def _derive_load(args: Namespace) -> None:
 
 def _beside(load: str | None) -> str | None:
     return None if load is None else str(Path(load) / "critic")
-
-
-def _iteration(root: str | None) -> int | None:
-    """What the marker of a checkpoint says; None without one, or if it says something else."""
-    marker = Path(root or "") / CHECKPOINT_MARKER
-    text = marker.read_text(errors="replace").strip() if root and marker.is_file() else ""
-    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def of_critic(args: V) -> V:

@@ -6,6 +6,7 @@ Hugging Face one, with a ``config.json``.
 
 from argparse import Namespace
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
@@ -19,6 +20,7 @@ from slime.models.checkpoint.inspection import bad_weights, weight_names
 from slime.models.checkpoint.quantization import read_quantization
 from slime.models.hf_config import HfConfig
 from slime.models.mtp import trained_mtp_layers
+from slime.utils.checkpoint_record import damage, iterations
 
 CHECKPOINT_MARKER = "latest_checkpointed_iteration.txt"
 # What Megatron-LM's converters write into the marker.
@@ -52,6 +54,46 @@ def _has_weights(path: str | Path) -> bool:
     return (Path(path) / CHECKPOINT_MARKER).is_file() or any(Path(path).glob("*.safetensors"))
 
 
+def marked_iteration(root: str | Path | None) -> int | None:
+    """The iteration that the marker of a checkpoint names; None without one, or if it says something else."""
+    text = (_marked(Path(root)) or "") if root else ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def newest_whole(root: str | Path | None, verify: str) -> tuple[int | None, list[str]]:
+    """Finds the newest iteration, from the marked one on back, whose files are as they were written.
+
+    Returns:
+        The iteration: the marked one if none is whole, None if none is marked. And of each damaged one
+        before it what is wrong.
+    """
+    marked = marked_iteration(root)
+    if root is None or marked is None or verify == "none":
+        return marked, []
+    skipped: list[str] = []
+    there = iterations(Path(root))
+    for number in (number for number in there if marked in there and number <= marked):
+        reason = _damage(there[number], verify)
+        if reason is None:
+            return number, skipped
+        skipped.append(f"{there[number].name}: {reason}")
+    return marked, []
+
+
+def _damage(directory: Path, verify: str) -> str | None:
+    """What is wrong with the first damaged file; reads all of them once, if at all."""
+    if verify == "none":
+        return None
+    looks = [(path, path.stat()) for path in sorted(directory.rglob("*")) if path.is_file()]
+    stamp = tuple((str(path), look.st_size, look.st_mtime_ns) for path, look in looks)
+    return _known_damage(directory, verify == "checksums", stamp)
+
+
+@lru_cache(64)
+def _known_damage(directory: Path, checksums: bool, stamp: tuple[tuple[str, int, int], ...]) -> str | None:
+    return next(damage(directory, checksums), None)
+
+
 def bad_checkpoint(args: Namespace, name: str, step: int | None) -> Iterator[str]:
     """Why the directory that this flag names cannot be loaded; nothing without the flag.
 
@@ -66,7 +108,7 @@ def bad_checkpoint(args: Namespace, name: str, step: int | None) -> Iterator[str
             f"no checkpoint there (wanted: {CHECKPOINT_MARKER} or config.json with .safetensors in it)"
         )
     elif (Path(path) / CHECKPOINT_MARKER).is_file():
-        reason = _bad_iteration(Path(path), step)
+        reason = _bad_iteration(Path(path), step, args.verify_checkpoint)
     elif not any(Path(path).glob("*.safetensors")):
         reason = "holds no .safetensors file"
     else:
@@ -75,18 +117,24 @@ def bad_checkpoint(args: Namespace, name: str, step: int | None) -> Iterator[str
         yield f"{option_string(name)} {path}: {reason}"
 
 
-def _bad_iteration(root: Path, step: int | None) -> str | None:
+def _bad_iteration(root: Path, step: int | None, verify: str) -> str | None:
     text = _marked(root) or ""
     if step is None and text == _CONVERTED:
         complete = (root / _CONVERTED / "metadata.json").is_file()
         return None if complete else f"{CHECKPOINT_MARKER} says {text!r}, which is missing or incomplete"
-    if step is None and not (text.isascii() and text.isdigit() and len(text) < 10):
+    if step is None and marked_iteration(root) is None:
         return f"{CHECKPOINT_MARKER} says {text!r} (wanted: the number of an iteration)"
     iteration = f"iter_{int(text) if step is None else step:07d}"
     if (root / iteration / "metadata.json").is_file():
-        return _half_copied(root / iteration)
+        return _half_copied(root / iteration) or _damaged(root / iteration, verify)
     there = ", ".join(sorted(found.parent.name for found in root.glob("iter_*/metadata.json"))) or "none"
     return f"{iteration} is missing or incomplete (complete ones: {there})"
+
+
+def _damaged(iteration: Path, verify: str) -> str | None:
+    reason = _damage(iteration, verify)
+    wanted = "a complete copy, another iteration, or --verify-checkpoint none"
+    return reason and f"{iteration.name}: {reason} (wanted: {wanted})"
 
 
 def _half_copied(iteration: Path) -> str | None:

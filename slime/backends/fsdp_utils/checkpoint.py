@@ -36,6 +36,7 @@ from slime.training.checkpoint_dir import (
     iteration_dir,
     on_first_rank,
     publish,
+    record,
 )
 from slime.training.checkpoint_errors import explained, other_optimizer
 from slime.utils.accelerator import has_gpu
@@ -88,7 +89,7 @@ class CheckpointWriter:
             if dist.get_rank() == 0:
                 content = self._plain(iteration, state, common)
                 (temporary / "metadata.json").write_text(json.dumps(content, indent=2) + "\n")
-            make_latest = partial(publish, temporary, final, iteration)
+            make_latest = partial(publish, temporary, final, iteration, self._config.keep_checkpoints)
             if self._thread is None:
                 self._write(temporary, parts)
                 on_first_rank(make_latest)
@@ -121,6 +122,7 @@ class CheckpointWriter:
     def _write(self, directory: Path, parts: Mapping[str, Tensors]) -> None:
         for name, tensors in parts.items():
             dcp.save(dict(tensors), checkpoint_id=directory / name, process_group=self._group)
+        record(directory, self._group)
 
     def _explained(self) -> AbstractContextManager[None]:
         return explained(self._root, "written", "space there, and leave to write")

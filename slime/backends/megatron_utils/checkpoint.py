@@ -53,6 +53,7 @@ from slime.training.checkpoint_dir import (
     iteration_dir,
     on_first_rank,
     publish,
+    record,
 )
 from slime.training.checkpoint_errors import explained
 
@@ -132,7 +133,11 @@ class CheckpointWriter:
             async_sharded_save=self._queue is not None,
             content_metadata=_METADATA,
         )
-        make_latest = lambda: on_first_rank(lambda: publish(temporary, final, iteration))
+
+        def make_latest() -> None:
+            record(temporary)
+            on_first_rank(lambda: publish(temporary, final, iteration, self._flags.keep_checkpoints))
+
         if self._queue is None or request is None:
             make_latest()
         else:

@@ -15,9 +15,10 @@ from slime.backends.fsdp_utils import checkpoint as checkpoint_module
 from slime.ray.session import cause
 from slime.ray.train_worker import TrainWorker
 from slime.training.checkpoint_dir import MARKER, find_checkpoint, iteration_dir
+from slime.utils.checkpoint_record import damage
 from tests.backends.fsdp_harness import fsdp_args, weights_of
 from tests.megatron_harness import run_ranks, save_tiny_hf
-from tests.trainer_batches import random_rollout, split
+from tests.trainer_batches import random_rollout, split, unrecorded
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +68,8 @@ def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
     through = run_ranks(_run, world_size, args, rollouts, 1)
     assert (tmp_path / MARKER).read_text() == "1"
     assert not list(tmp_path.glob("*.tmp"))
+    assert not unrecorded(iteration_dir(tmp_path, 1))
+    assert not list(damage(iteration_dir(tmp_path, 1), checksums=True))
     resumed = run_ranks(_run, world_size, args, rollouts, -1)
     for before, after in zip(through, resumed, strict=True):
         assert (after["start"], after["version"]) == (2, 5)

@@ -16,8 +16,9 @@ from slime.backends.megatron_utils.checkpoint import is_megatron_checkpoint
 from slime.backends.megatron_utils.hf_weights import HfWeights
 from slime.ray.train_worker import TrainWorker
 from slime.training.checkpoint_dir import MARKER, find_checkpoint, iteration_dir, publish
+from slime.utils.checkpoint_record import damage
 from tests.megatron_harness import run_ranks, save_tiny_hf
-from tests.trainer_batches import random_rollout, split, trainer_args
+from tests.trainer_batches import random_rollout, split, trainer_args, unrecorded
 
 pytestmark = pytest.mark.slow
 
@@ -104,6 +105,8 @@ def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
     args = trainer_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **{**FLAGS, **extra})
     through = run_ranks(_run, world_size, args, rollouts, 1)
     assert (tmp_path / MARKER).read_text() == "1"
+    assert not unrecorded(iteration_dir(tmp_path, 1))
+    assert not list(damage(iteration_dir(tmp_path, 1), checksums=True))
     resumed = run_ranks(_run, world_size, args, rollouts, -1)
     assert [result["start"] for result in resumed] == [2] * world_size
     assert _one(resumed, "steps") == _one(through, "steps")[2:]

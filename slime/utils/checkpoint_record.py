@@ -1,0 +1,105 @@
+"""What a checkpoint's directory holds, by sizes and checksums that were taken when it was written.
+
+Each rank records the files that it wrote, in a ``record_00000.json`` of its own:
+
+    {"ranks": 2, "files": {"__0_0.distcp": {"bytes": 40960, "xxh3": "9f..."}, ...}}
+
+A directory without records, as earlier versions and others wrote, says nothing of its files.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+_RECORD, _RECORDS = "record_{:05d}.json", "record_*.json"
+_COMPLETE = "metadata.json"
+_OF_A_RANK = re.compile(r"(?:__|rng_)(\d+)[_.]")  # torch's shards, and random generators
+_ITERATION = re.compile(r"iter_(\d{7,})")
+_REMOVED = ".removed"
+_BLOCK = 1 << 24
+
+
+def write_record(directory: Path, rank: int, ranks: int) -> None:
+    """Records the files of a finished directory that ``rank`` wrote; rank 0 also those of none."""
+    files = {}
+    for path in sorted(directory.rglob("*")):
+        named = _OF_A_RANK.match(path.name)
+        owner = int(named[1]) if named else 0
+        if path.is_file() and owner == rank and not path.match(_RECORDS):
+            files[str(path.relative_to(directory))] = {"bytes": path.stat().st_size, "xxh3": _checksum(path)}
+    (directory / _RECORD.format(rank)).write_text(json.dumps({"ranks": ranks, "files": files}) + "\n")
+
+
+def damage(directory: Path, checksums: bool = False) -> Iterator[str]:
+    """Yields what is not as it was recorded, a sentence for each file; nothing where nothing was recorded.
+
+    Args:
+        checksums: reads all files; else their sizes are looked at.
+    """
+    if not any(directory.glob(_RECORDS)):
+        return
+    first = _read_record(directory, 0)
+    for rank in range(first["ranks"] if first else 1):
+        record = _read_record(directory, rank)
+        if record is None:
+            yield f"{_RECORD.format(rank)} is missing or cannot be read"
+            continue
+        for name, wanted in record["files"].items():
+            if reason := _damaged(directory / name, wanted, checksums):
+                yield f"{name} {reason}"
+
+
+def _read_record(directory: Path, rank: int) -> dict[str, Any] | None:
+    try:
+        record = json.loads((directory / _RECORD.format(rank)).read_text())
+        rows = record["files"].values()
+        whole = isinstance(record["ranks"], int) and all({"bytes", "xxh3"} <= row.keys() for row in rows)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return None
+    return record if whole else None
+
+
+def _damaged(path: Path, wanted: dict[str, Any], checksums: bool) -> str | None:
+    if not path.is_file():
+        return "is missing"
+    if (size := path.stat().st_size) != wanted["bytes"]:
+        return f"has {size} bytes (wanted: {wanted['bytes']})"
+    if checksums and _checksum(path) != wanted["xxh3"]:
+        return "has other content than was written"
+    return None
+
+
+def _checksum(path: Path) -> str:
+    found = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            found.update(block)
+    return found.hexdigest()
+
+
+def iterations(root: Path) -> dict[int, Path]:
+    """Returns the complete checkpoints of a directory by their iteration, newest first."""
+    found = {}
+    for path in root.glob("iter_*"):
+        named = _ITERATION.fullmatch(path.name)
+        if named and (path / _COMPLETE).is_file():
+            found[int(named[1])] = path
+    return dict(sorted(found.items(), reverse=True))
+
+
+def remove_older(root: Path, iteration: int, keep: int) -> None:
+    """Removes the complete checkpoints before ``iteration`` but the newest ``keep`` - 1 of them.
+
+    Later ones, which a run that went on from an earlier iteration finds, stay. A directory gets another name
+    first: one that is half removed must not look complete.
+    """
+    older = [path for number, path in iterations(root).items() if number < iteration]
+    for path in older[keep - 1 :]:
+        path.rename(path.with_suffix(_REMOVED))
+    for path in root.glob(f"iter_*{_REMOVED}"):
+        shutil.rmtree(path, ignore_errors=True)
