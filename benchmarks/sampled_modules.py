@@ -184,8 +184,12 @@ SAMPLED: dict[str, tuple[str, ...]] = {
             f"{_ENGINE}/test_weight_updates",
             f"{_ENGINE}/test_server",
         )
-        for name in ("http/weight_routes", "weight_updater", "weight_checker")
+        for name in ("http/weight_routes", "weight_checker")
     },
+    "slime/backends/embedded_engine/weight_updater.py": (
+        f"{_ENGINE}/test_updater",
+        f"{_ENGINE}/test_weight_updates",
+    ),
     "slime/backends/embedded_engine/weight_groups.py": (
         f"{_ENGINE}/test_weight_groups",
         f"{_ENGINE}/test_weight_updates",
@@ -225,6 +229,7 @@ SAMPLED: dict[str, tuple[str, ...]] = {
         "backends/sglang_utils/test_conformance_edges",
     ),
     "slime/backends/embedded_engine/memory_occupation.py": (
+        f"{_ENGINE}/test_updater",
         f"{_ENGINE}/test_control",
         f"{_ENGINE}/test_server",
     ),

@@ -1,0 +1,243 @@
+"""When weights and memory may be changed, and what the engine is told of it; the engine is a stand-in."""
+
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from slime.backends.embedded_engine import memory_occupation, weight_updater
+from slime.backends.embedded_engine.errors import BadRequest
+from slime.backends.embedded_engine.memory_occupation import MemoryOccupation
+from slime.backends.embedded_engine.weight_updater import WeightUpdater, named_tensors
+from slime.utils.tensor_bucket import FlattenedTensorBucket
+from tests.each import hold_each
+
+CPU = torch.device("cpu")
+
+
+def weights_of_a_model():
+    """They have an embedding of 6 numbers, and a place for ``w`` [2] in float32."""
+    return MagicMock(
+        config=SimpleNamespace(device=CPU, dtype=torch.float32),
+        embedding=torch.zeros(2, 3),
+        destination=lambda name, shape, dtype: {"w": torch.zeros(2)}.get(name),
+        copy=lambda: "before",
+    )
+
+
+@pytest.fixture
+def parts():
+    engine = MagicMock(released=set(), updating=False)
+    engine.scheduler = MagicMock(live=[], weight_version="1")
+    weights = weights_of_a_model()
+    return engine, weights, WeightUpdater(engine, weights)
+
+
+@pytest.fixture
+def payload(monkeypatch):
+    """What a payload holds, by its text."""
+    held = {"pair": [("w", torch.ones(2))], "none": [("w", 1)]}
+    monkeypatch.setattr(weight_updater, "deserialize_tensors", lambda text: held[text])
+
+
+def test_nothing_is_computed_while_an_update_is_open(parts):
+    engine, _, updater = parts
+    with pytest.raises(BadRequest, match="no weight update is open: /begin_weight_update comes first"):
+        updater.end()
+    for selector in ("all", "target"):
+        updater.begin(selector)
+        assert engine.updating is True and updater.session == selector
+        with pytest.raises(BadRequest, match="open already: /end_weight_update comes first"):
+            updater.begin("all")
+        updater.end()
+        assert engine.updating is False and updater.session is None
+    with pytest.raises(BadRequest, match="selector 'draft': the embedded engine has no draft model"):
+        updater.begin("draft")
+    assert engine.updating is False and updater.session is None
+
+
+@pytest.mark.parametrize("version", [None, "2"])
+@pytest.mark.parametrize("flush", [False, True])
+def test_weights_that_have_come_have_their_version_and_nothing_older_is_shared(
+    parts, payload, version, flush
+):
+    engine, weights, updater = parts
+    updater.begin("all")
+    updater.from_tensors(["pair"], None, version, flush)
+    ((name, tensor),) = weights.update.call_args.args[0]
+    assert (name, tensor.tolist()) == ("w", [1.0, 1.0])
+    assert engine.scheduler.weight_version == (version or "1")
+    engine.scheduler.forget_shared.assert_called_once_with()
+    assert engine.flush.call_count == flush
+
+
+def test_a_cache_that_cannot_be_flushed_is_told_of(parts, payload):
+    engine, weights, updater = parts
+    updater.begin("all")
+    engine.flush.return_value = False
+    with pytest.raises(BadRequest, match="weights are updated, but flushing the cache failed"):
+        updater.from_tensors(["pair"], None, "2", True)
+    assert weights.update.called and engine.scheduler.weight_version == "2"
+
+
+def test_what_is_no_update_changes_nothing(parts, payload, tmp_path):
+    engine, weights, updater = parts
+    cases = [
+        (lambda: updater.from_tensors(["pair"], None, "2", False), "between /begin_weight_update and /end"),
+        (lambda: updater.from_group("g", [], None, "2", False), "between /begin_weight_update and /end"),
+    ]
+    opened = [
+        (lambda: updater.from_tensors(["pair"], "pt", "2", False), "load_format 'pt': wanted one of"),
+        (lambda: updater.from_tensors([], None, "2", False), r"0 payloads \(wanted: 1, one per TP rank\)"),
+        (lambda: updater.from_tensors(["pair"] * 2, None, "2", False), "2 payloads"),
+        (
+            lambda: updater.from_tensors(["none"], None, "2", False),
+            r"wanted a list of \(name, tensor\) pairs",
+        ),
+        (lambda: updater.from_tensors(["gone"], None, "2", False), "serialized_named_tensors: 'gone'"),
+        (lambda: updater.from_group("g", [], None, "2", False), "group 'g' does not exist"),
+        (lambda: updater.from_disk(str(tmp_path / "no"), "2", True), "no such directory on the engine's"),
+    ]
+
+    def check(case):
+        with pytest.raises(BadRequest, match=case[1]):
+            case[0]()
+
+    hold_each(cases, check)
+    updater.begin("all")
+    hold_each(opened, check)
+    engine.released = {"weights"}
+    for call, _ in opened[:1] + opened[-1:] + cases:
+        with pytest.raises(BadRequest, match="memory of the weights is released: /resume_memory_occupation"):
+            call()
+    assert not weights.update.called and engine.scheduler.weight_version == "1" and not engine.flush.called
+
+
+def test_weights_from_a_disk_need_no_session_and_the_old_ones_come_back(parts, monkeypatch, tmp_path):
+    engine, weights, updater = parts
+    loaded = MagicMock()
+    monkeypatch.setattr(weight_updater, "load_checkpoint", loaded)
+    updater.from_disk(str(tmp_path), "2", False)
+    loaded.assert_called_once_with(weights, str(tmp_path))
+    assert engine.scheduler.weight_version == "2" and not weights.restore.called
+    loaded.side_effect = OSError("damaged")
+    with pytest.raises(BadRequest, match="damaged; the old weights are kept"):
+        updater.from_disk(str(tmp_path), "3", False)
+    weights.restore.assert_called_once_with("before")
+    assert engine.scheduler.weight_version == "2"
+
+
+@pytest.mark.parametrize("load_format", [None, "direct", "flattened_bucket"])
+def test_a_group_brings_the_tensors_that_were_announced(parts, load_format):
+    _, weights, updater = parts
+    updater.groups = MagicMock(device=lambda name: CPU)
+    sent = {"w": torch.tensor([1.0, 2.0]), "x": torch.tensor([[3], [4]], dtype=torch.int8)}
+    bucket = FlattenedTensorBucket(named_tensors=list(sent.items())).flattened_tensor
+    given = [bucket] if load_format == "flattened_bucket" else list(sent.values())
+
+    def receive(name, tensors):
+        assert name == "g" and [t.dtype for t in tensors] == [t.dtype for t in given]
+        for tensor, value in zip(tensors, given, strict=True):
+            tensor.copy_(value)
+
+    updater.groups.receive = receive
+    updater.begin("all")
+    specs = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in sent.items()]
+    updater.from_group("g", specs, load_format, "2", False)
+    found = dict(weights.update.call_args.args[0])
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {"w": [1.0, 2.0], "x": [[3], [4]]}
+    given.clear()
+    if load_format != "flattened_bucket":
+        updater.from_group("g", [], load_format, "3", False)
+        assert weights.update.call_args.args[0] == []
+
+
+@pytest.mark.parametrize(("size", "taken"), [(12, True), (13, False)])
+def test_what_has_no_place_is_received_up_to_twice_the_embedding(parts, size, taken):
+    _, weights, updater = parts
+    updater.groups = MagicMock(device=lambda name: CPU)
+    updater.begin("all")
+    specs = [("unknown", torch.float32, (size,)), ("w", torch.float32, (2,))]
+    if taken:
+        updater.from_group("g", specs, None, "2", False)
+    else:
+        with pytest.raises(BadRequest, match=r"weight 'unknown': shape \[13\] does not belong to this model"):
+            updater.from_group("g", specs, None, "2", False)
+    assert weights.update.called is taken
+
+
+def test_quantised_weights_come_in_the_format_of_their_checkpoint(parts):
+    engine, weights, _ = parts
+    given, packed = torch.ones(1, dtype=torch.float64), torch.ones(2, dtype=torch.int8)
+    stored = SimpleNamespace(
+        spec=lambda name: (torch.int8, (2,)) if name == "q" else None,
+        decode=lambda named: [("b", given), ("q", torch.ones(2, dtype=torch.float64))],
+    )
+    updater = WeightUpdater(engine, weights, stored)
+    updater.groups = MagicMock(device=lambda name: CPU)
+    updater.begin("all")
+    updater._load([("b", given), ("q", packed)])
+    (b, q) = weights.update.call_args.args[0]
+    assert b[1] is given and q[1].dtype == torch.float32
+    for spec in (("q", torch.int8, (3,)), ("q", torch.float32, (2,))):
+        with pytest.raises(BadRequest, match=r"weight 'q': .* \(wanted: torch.int8 \[2\]\)"):
+            updater.from_group("g", [spec], None, "2", False)
+    stored.decode = MagicMock(side_effect=ValueError("half of a weight"))
+    with pytest.raises(BadRequest, match="half of a weight"):
+        updater._load([("q", packed)])
+
+
+def test_only_pairs_of_name_and_tensor_are_tensors():
+    one = torch.ones(2)
+    assert named_tensors([["w", one]], None) == [("w", one)]
+    for payload in ([("w", 1)], [(1, one)], [("w",)], 5):
+        with pytest.raises((TypeError, ValueError)):
+            named_tensors(payload, None)
+
+
+ALL = {"kv_cache", "weights", "cuda_graph"}
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("tags", [None, ["weights"], ["kv_cache"], ["cuda_graph"]])
+def test_memory_is_given_back_by_tag_and_taken_again(parts, monkeypatch, enabled, keeps, tags):
+    engine, weights, _ = parts
+    emptied = MagicMock()
+    monkeypatch.setattr(memory_occupation, "empty_cache", emptied)
+    memory, chosen = MemoryOccupation(engine, weights, enabled, keeps), set(tags or ALL)
+    memory.release(tags)
+    assert engine.released == chosen and emptied.called is enabled
+    assert engine.cache.clear.called is (enabled and "kv_cache" in chosen)
+    wanted = [((keeps,), {})] if enabled and "weights" in chosen else []
+    assert [tuple(call) for call in weights.release.call_args_list] == wanted
+    memory.release(tags)  # once more: there is nothing left to give
+    assert len(weights.release.call_args_list) == len(wanted)
+    memory.resume(tags)
+    assert engine.released == set() and weights.resume.called is bool(wanted)
+
+
+def test_memory_that_is_in_use_or_was_not_given_back_is_left_alone(parts):
+    engine, weights, _ = parts
+    memory = MemoryOccupation(engine, weights, True, True)
+    with pytest.raises(BadRequest, match="not released, so there is nothing to resume"):
+        memory.resume(None)
+    engine.scheduler.live = ["request"]
+    with pytest.raises(BadRequest, match="cannot be released while requests are running or queued"):
+        memory.release(None)
+    assert engine.released == set() and not weights.release.called
+    engine.scheduler.live = []
+    for call in (memory.release, memory.resume):
+        with pytest.raises(
+            BadRequest, match=r"tags \['heap'\]: wanted some of kv_cache, weights, cuda_graph"
+        ):
+            call(["heap", "weights"])
+    memory.release(["weights"])
+    with pytest.raises(BadRequest, match=r"tags \['kv_cache'\]: not released"):
+        memory.resume(["kv_cache", "weights"])
+    memory.release(None)
+    memory.resume(["weights"])
+    assert engine.released == {"kv_cache", "cuda_graph"}
+    memory.resume([])
+    assert engine.released == set()
