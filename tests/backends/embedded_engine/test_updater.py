@@ -1,4 +1,4 @@
-"""When weights and memory may be changed, and what the engine is told of it; the engine is a stand-in."""
+"""Weights and memory of a stand-in for the engine change when they may, and it is told."""
 
 from types import SimpleNamespace
 from unittest.mock import MagicMock
