@@ -2,11 +2,11 @@
 
     python benchmarks/random_syncs.py [--syncs 50] [--first 0] [--output FILE]
 
-Each draw has a model, a layout of trainer ranks, formats, a transport, bucket sizes and some updates
-(tests/weight_sync/random_syncs.py). After each update every engine must hold the expected weights bit for
-bit, quantised ones those of a quantiser that shares no code with ours, and generate what a fresh engine does,
-log-probs included. Writes date, commit and draws; ends with status 1 at the first that does not hold, and
-names it.
+Each draw has a model, a backend, a layout of trainer ranks, formats, a transport, bucket sizes and some
+updates, and now and then an adapter that is merged (tests/weight_sync/random_syncs.py). After each update
+every engine must hold the expected weights bit for bit, quantised ones those of a quantiser that shares no
+code with ours, and generate what a fresh engine does, log-probs included. Writes date, commit and draws; ends
+with status 1 at the first that does not hold, and names it.
 """
 
 import argparse

@@ -6,9 +6,9 @@ with row_of_syncs(directory) as row:
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from slime.backends.sglang_utils.client import EngineClient
 from slime.config.run import run_config
+from slime.training.weights import Weights
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.update import WeightUpdate
 from tests.engines.embedded import Server
@@ -35,8 +36,10 @@ CONVERTERS = {
     "int4": (to_int4, ["--group-size", str(GROUP)]),
 }
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+RANK, ALPHA, ADAPTER = 4, 8.0, "adapter"
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 89, 79]
 FILE = "model.safetensors"
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Draw:
 
     Attributes:
         data: data-parallel ranks, over which experts are spread too.
+        context: context-parallel ranks.
+        adapts: whether the trainer has an adapter, with which its weights are merged.
     """
 
     seed: int
@@ -62,10 +67,13 @@ class Draw:
     engines: int
     bucket: int
     syncs: int
+    backend: str = "megatron"
+    context: int = 1
+    adapts: bool = False
 
     @property
     def ranks(self) -> int:
-        return self.tensor * self.pipeline * self.data
+        return self.tensor * self.pipeline * self.context * self.data
 
 
 def draw(seed: int, transport: str | None = None, most_ranks: int = 4) -> Draw:
@@ -81,7 +89,7 @@ def draw(seed: int, transport: str | None = None, most_ranks: int = 4) -> Draw:
     engines = rng.choice((1, 2))
     if transport == "handle":
         engines = min(engines, tensor * pipeline * data)
-    return Draw(
+    drawn = Draw(
         seed=seed,
         model=model,
         tied=rng.random() < 0.5,
@@ -98,6 +106,16 @@ def draw(seed: int, transport: str | None = None, most_ranks: int = 4) -> Draw:
         bucket=int(10 ** rng.uniform(0, 6)),
         syncs=rng.choice((1, 2, 3)),
     )
+    return _on_a_backend(drawn, rng, most_ranks)
+
+
+def _on_a_backend(one: Draw, rng: random.Random, most_ranks: int) -> Draw:
+    """The setting with what only one of the backends has."""
+    if rng.random() < 0.3:
+        alone = {"tensor": 1, "pipeline": 1, "virtual": False, "expert": 1}
+        return replace(one, backend="fsdp", data=min(one.ranks, 2), engines=min(one.engines, 2), **alone)
+    context = rng.choice((1, 2)) if 2 * one.ranks <= most_ranks else 1
+    return replace(one, context=context, adapts=one.model != "qwen3_moe" and rng.random() < 0.5)
 
 
 class Served:
@@ -132,8 +150,8 @@ class Served:
             one.endpoint.url if isinstance(one, InProcessEngine) else one.url for one in self._engines[:count]
         ]
 
-    def train(self, rng: np.random.Generator) -> tuple[Path, Path]:
-        """Changes a few numbers of each tensor.
+    def train(self, rng: np.random.Generator, adapts: bool) -> tuple[Path, Path]:
+        """Changes a few numbers of each tensor, and makes an adapter if there is to be one.
 
         Returns:
             The checkpoint that a trainer has after it, and the one that engines are to have.
@@ -146,6 +164,10 @@ class Served:
         dtype = FLOATS[self._one.trains_in]
         has = {name: tensor.to(dtype) for name, tensor in self.weights.items()}
         trained = self._write(self._directory / f"trained-{self._trained}", has)
+        if adapts:
+            adapter = _random_adapter(rng, has)
+            _write_adapter(trained / ADAPTER, adapter)
+            has |= {name: _merged(has[name], *pair) for name, pair in adapter.items()}
         return trained, reference_checkpoint(
             self.path, has, self._directory / f"wanted-{self._trained}", FLOATS[self._one.serves_in]
         )
@@ -160,6 +182,33 @@ class Served:
     def stop(self) -> None:
         for engine in self._engines:
             engine.stop()
+
+
+def _random_adapter(rng: np.random.Generator, weights: dict[str, torch.Tensor]) -> dict[str, Pair]:
+    """A and B of each linear layer, whose product is exact in float32, in whatever order it is summed."""
+
+    def numbers(rows: int, columns: int, unit: float) -> torch.Tensor:
+        return torch.from_numpy(rng.integers(-2, 3, (rows, columns))).float() * unit
+
+    return {
+        name: (numbers(RANK, weight.shape[1], 0.5), numbers(weight.shape[0], RANK, 2.0**-6))
+        for name, weight in weights.items()
+        if name.endswith("_proj.weight")
+    }
+
+
+def _merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    added = ALPHA / RANK * (up.double().numpy() @ down.double().numpy())
+    return torch.from_numpy(weight.float().numpy() + added.astype(np.float32)).to(weight.dtype)
+
+
+def _write_adapter(path: Path, adapter: dict[str, Pair]) -> None:
+    path.mkdir()
+    tensors = {}
+    for name, (down, up) in adapter.items():
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        tensors |= {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
+    save_file(tensors, path / "adapter_model.safetensors", {"format": "pt"})
 
 
 class Row:
@@ -184,7 +233,7 @@ class Row:
         served = self._served[key]
         endpoints = _endpoints(one, served.urls(one.engines))
         rng = np.random.default_rng(one.seed)
-        pairs = [served.train(rng) for _ in range(one.syncs)]
+        pairs = [served.train(rng, one.adapts) for _ in range(one.syncs)]
         versions = range(self.version + 1, self.version + 1 + one.syncs)
         self.version += one.syncs
         args = _args(one, pairs[0][0], served.path, self._directory / f"versions-{self.version}")
@@ -211,7 +260,7 @@ def _endpoints(one: Draw, urls: list[str]) -> list[EngineEndpoint]:
 
 def _args(one: Draw, checkpoint: Path, served: Path, versions: Path) -> Any:
     layout: dict[str, Any] = {"tensor_model_parallel_size": one.tensor}
-    layout |= {"pipeline_model_parallel_size": one.pipeline}
+    layout |= {"pipeline_model_parallel_size": one.pipeline, "context_parallel_size": one.context}
     if one.virtual:
         layout |= {"virtual_pipeline_model_parallel_size": 2}
     if one.model == "qwen3_moe":
@@ -231,6 +280,11 @@ def _args(one: Draw, checkpoint: Path, served: Path, versions: Path) -> Any:
         "update_weight_delta_checksum": "xxh3-128",
         "synced_checkpoint": str(served),
     }
+    if one.backend == "fsdp":
+        sync |= {"train_backend": "fsdp", "trust_remote_code": False}
+        sync |= {"gradient_checkpointing": False, "fsdp_cpu_offload": False}
+    if one.adapts:
+        sync |= {"lora_rank": RANK, "lora_alpha": ALPHA}
     return make_args(checkpoint, params_dtype=dtype, bf16=dtype == torch.bfloat16, **layout, **sync)
 
 
@@ -243,22 +297,48 @@ def _update(
     served: str,
 ) -> list[list[dict[str, Any]]]:
     """What each engine holds and says after each version."""
+    build = _fsdp if args.train_backend == "fsdp" else _megatron
+    weights, load = build(args)
+    update = WeightUpdate(run_config(args), weights, served=served)
+    update.connect(endpoints)
+    found = []
+    for path, version in zip(trained, versions, strict=True):
+        load(path)
+        update.run(version)
+        found.append([_looked_at(EngineClient(endpoint)) for endpoint in endpoints] if rank == 0 else [])
+    update.disconnect()
+    return found
+
+
+def _megatron(args: Any) -> tuple[Weights, Callable[[str], None]]:
+    """The weights of a model in this rank, and what loads others into it."""
     from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
     from slime.backends.megatron_utils.initialize import init
+    from slime.backends.megatron_utils.lora_checkpoint import load_peft
     from slime.backends.megatron_utils.model_provider import get_model
 
     config = run_config(args)
     init(config)
     model = get_model(config)
-    update = WeightUpdate(config, HfWeights(args, model), served=served)
-    update.connect(endpoints)
-    found = []
-    for path, version in zip(trained, versions, strict=True):
+
+    def load(path: str) -> None:
         load_hf_weights(args, model, path)
-        update.run(version)
-        found.append([_looked_at(EngineClient(endpoint)) for endpoint in endpoints] if rank == 0 else [])
-    update.disconnect()
-    return found
+        if config.lora.adapts:
+            load_peft(Path(path) / ADAPTER, args, model)
+
+    return HfWeights(args, model), load
+
+
+def _fsdp(args: Any) -> tuple[Weights, Callable[[str], None]]:
+    """The same of the other backend."""
+    from slime.backends.fsdp_utils.hf_weights import FsdpHfTensors
+    from slime.backends.fsdp_utils.initialize import init
+    from slime.backends.fsdp_utils.loading import load_hf_weights
+    from slime.backends.fsdp_utils.model import build_model
+
+    config = run_config(args)
+    model = build_model(config, init(config)[0])
+    return FsdpHfTensors(model, args.params_dtype), lambda path: load_hf_weights(args, model, path)
 
 
 def _looked_at(engine: EngineClient) -> dict[str, Any]:

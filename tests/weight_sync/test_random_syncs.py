@@ -6,14 +6,19 @@ from tests.weight_sync.random_syncs import TRANSPORTS, draw, row_of_syncs
 
 pytestmark = pytest.mark.slow
 
-SEEDS = {"handle": 5, "broadcast": 6, "disk": 18, "delta": 24}
+SEEDS = [("handle", 58), ("handle", 24), ("broadcast", 50), ("disk", 18), ("delta", 76)]
 
 
 def test_engines_hold_and_say_what_fresh_ones_do_after_each_of_a_row_of_syncs(tmp_path):
-    """Dense and with experts, plain, float8 and 4-bit integers, in float32 and bfloat16, over all layouts."""
+    """Dense and with experts, plain, float8 and 4-bit integers, in float32 and bfloat16, over all layouts; of
+    both backends, and merged with adapters.
+    """
+    drawn = [draw(seed, transport, most_ranks=2) for transport, seed in SEEDS]
+    assert {one.backend for one in drawn} == {"megatron", "fsdp"} and {one.context for one in drawn} == {1, 2}
+    assert sum(one.adapts for one in drawn) == 2
     with row_of_syncs(tmp_path) as row:
-        for transport, seed in SEEDS.items():
-            row.take(draw(seed, transport, most_ranks=2))
+        for one in drawn:
+            row.take(one)
         assert row.version >= 8
 
 
@@ -25,6 +30,7 @@ def test_draws_are_of_every_kind_and_again_the_same():
         "form": {"plain", "fp8", "int4"},
         "transport": {*TRANSPORTS},
         **{"tensor": {1, 2}, "pipeline": {1, 2}, "expert": {1, 2}, "data": {1, 2}, "engines": {1, 2}},
-        **{"tied": {True, False}, "virtual": {True, False}},
+        **{"tied": {True, False}, "virtual": {True, False}, "adapts": {True, False}},
+        **{"backend": {"megatron", "fsdp"}, "context": {1, 2}},
     }.items():
         assert {getattr(one, name) for one in drawn} == values, name
