@@ -110,8 +110,8 @@ class LinearAdapters(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """What the adapters add to the output of the layer for its input ``x``."""
-        hidden = F.linear(self._dropped(x), self.down()) * self.scale
-        return F.linear(self._crossed(hidden), self.up())
+        hidden = _product(self._dropped(x), self.down()) * self.scale
+        return _product(self._crossed(hidden), self.up())
 
     def _crossed(self, hidden: torch.Tensor) -> torch.Tensor:
         if not self._is_split:
@@ -131,6 +131,15 @@ class LinearAdapters(torch.nn.Module):
         split = self._is_row or self._sequence_parallel
         with get_cuda_rng_tracker().fork() if split else nullcontext():
             return F.dropout(x, self._dropout)
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``F.linear`` that rounds alike with gradients and without.
+
+    That one decides by whether the weight needs a gradient, which A and B put together do in training alone,
+    if it takes rows that lie apart, as those behind the embedding do, for one matrix or for many.
+    """
+    return F.linear(x.flatten(0, -2), weight).unflatten(0, x.shape[:-1])
 
 
 def _add(linear: Any, inputs: tuple[torch.Tensor, ...], output: Any) -> Any:

@@ -13,7 +13,7 @@ from slime.ray.train_worker import TrainWorker
 from slime.training.weights import ADAPTER
 from tests.families import tiny_family
 from tests.megatron_harness import run_ranks, save_tiny_hf
-from tests.trainer_batches import split, trainer_args
+from tests.trainer_batches import random_rollout, split, trainer_args
 from tests.transformers_step import noisy_rollout, transformers_step
 
 RANK, ALPHA, KL, EPS = 4, 6.0, 0.1, 1e-3  # of Adam: so that gradients of almost 0 make no large steps
@@ -123,6 +123,21 @@ def test_one_step_agrees_with_peft(layout, checkpoint, adapter, rollout, referen
         assert 0 < result["copies"] <= 2 * size
     exported = load_file(tmp_path / "out" / "adapter_model.safetensors")
     _expect_equal(exported, reference["adapter"])
+
+
+def _kl_of_first_steps(rank, args, rollout):
+    worker = TrainWorker(args)
+    worker.start()
+    reports = [worker.train_shard(i, split(args, rollout, worker.parallel_config()))[0] for i in range(3)]
+    return [report["train"][0]["train/ppo_kl"] for report in reports]
+
+
+def test_log_probs_before_training_are_those_of_training_bit_for_bit(checkpoint):
+    """By the same products of matrices, once the adapter adds something."""
+    flags = {"ci_test": True, "ci_train_rollout_logprob_abs_diff_threshold": 100.0, "lr": 0.01}
+    args = trainer_args(checkpoint, lora_rank=RANK, lora_alpha=ALPHA, **flags)
+    (found,) = run_ranks(_kl_of_first_steps, 1, args, random_rollout(256, num_samples=32, seed=5))
+    assert found == [0, 0, 0]
 
 
 def _expect_equal(found, expected):
