@@ -110,7 +110,7 @@ def draw(seed: int, transport: str | None = None, most_ranks: int = 4) -> Draw:
 
 
 def _on_a_backend(one: Draw, rng: random.Random, most_ranks: int) -> Draw:
-    """The setting with what only one of the backends has."""
+    """Returns the setting with what only one of the backends has."""
     if rng.random() < 0.3:
         alone = {"tensor": 1, "pipeline": 1, "virtual": False, "expert": 1}
         return replace(one, backend="fsdp", data=min(one.ranks, 2), engines=min(one.engines, 2), **alone)
@@ -311,7 +311,7 @@ def _update(
 
 
 def _megatron(args: Any) -> tuple[Weights, Callable[[str], None]]:
-    """The weights of a model in this rank, and what loads others into it."""
+    """Builds a model in this rank; returns its weights, and what loads others into it."""
     from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.lora_checkpoint import load_peft
@@ -330,7 +330,7 @@ def _megatron(args: Any) -> tuple[Weights, Callable[[str], None]]:
 
 
 def _fsdp(args: Any) -> tuple[Weights, Callable[[str], None]]:
-    """The same of the other backend."""
+    """Builds and loads a model of the other backend."""
     from slime.backends.fsdp_utils.hf_weights import FsdpHfTensors
     from slime.backends.fsdp_utils.initialize import init
     from slime.backends.fsdp_utils.loading import load_hf_weights
