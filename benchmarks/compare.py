@@ -43,6 +43,7 @@ RATIOS: dict[str, Ratios] = {
     "moe_dispatch": Ratios("*/ratio/*", higher_is_better=False),
     "radix_tree": Ratios("ratio/*/*_per_s"),
     "rollout_driver": Ratios("ratio/*", higher_is_better=False),
+    "rollout_buffer": Ratios("ratio/*/*"),
     "router": Ratios("ratio_to_stock/cpu/*"),
     "schedule": Ratios("balanced FLOPs*/over_lower_bound/*", higher_is_better=False),
     "trainer_packing": Ratios("*/ratio_cpu/*"),

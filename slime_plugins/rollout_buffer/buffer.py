@@ -152,6 +152,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8889)
     parser.add_argument("--file", type=Path, default=Path("rollout_buffer.sqlite"), help="where all is kept")
+    parser.add_argument(
+        "--group-size", type=int, default=16, help="of a new file, until a generator is started"
+    )
     parser.add_argument("--api-key", help="that requests bring as a bearer token; the run's --sglang-api-key")
     parser.add_argument(
         "--max-waiting",
@@ -163,12 +166,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.api_key is None and not is_loopback(args.host):
         parser.error(f"--host {args.host}: an API key is required beyond loopback (wanted: --api-key)")
-    for flag, least in (("max_waiting", 1), ("keep_groups", 0)):
+    for flag, least in (("group_size", 1), ("max_waiting", 1), ("keep_groups", 0)):
         if getattr(args, flag) is not None and getattr(args, flag) < least:
             parser.error(f"--{flag.replace('_', '-')} {getattr(args, flag)}: wanted at least {least}")
     try:
         buffer = RolloutBuffer(
-            file=args.file, max_waiting=args.max_waiting, keep=args.keep_groups, api_key=args.api_key
+            args.group_size,
+            file=args.file,
+            max_waiting=args.max_waiting,
+            keep=args.keep_groups,
+            api_key=args.api_key,
         )
     except (UnknownFile, OSError) as error:
         parser.error(f"--file {error}")

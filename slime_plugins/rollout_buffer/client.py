@@ -3,6 +3,7 @@
 from typing import Any
 
 import httpx
+import orjson
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay
 
 from slime.utils.http_utils import bearer_header
@@ -20,7 +21,8 @@ class BufferClient:
 
     def __init__(self, url: str, api_key: str | None = None, deadline_s: float = 3600.0) -> None:
         self._url, self._deadline_s = url.rstrip("/"), deadline_s
-        self._client = httpx.Client(timeout=deadline_s, trust_env=False, headers=bearer_header(api_key))
+        headers = {"Content-Type": "application/json", **bearer_header(api_key)}
+        self._client = httpx.Client(timeout=deadline_s, trust_env=False, headers=headers)
 
     def write(self, item: dict[str, Any]) -> bool:
         """Whether it is new; it is on the service's disk then.
@@ -50,14 +52,14 @@ class BufferClient:
         return tries(self._try, path, body)
 
     def _try(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        answer = self._client.post(f"{self._url}{path}", json=body)
+        answer = self._client.post(f"{self._url}{path}", content=orjson.dumps(body))
         if answer.is_error:
             raise httpx.HTTPStatusError(
                 f"POST {self._url}{path}: HTTP {answer.status_code}: {answer.text[:2000]}",
                 request=answer.request,
                 response=answer,
             )
-        return answer.json()
+        return orjson.loads(answer.content)
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -64,4 +64,6 @@ class Commits:
             with self._store.transaction():
                 return work(), None
         except Exception as error:  # handed to whoever waits for it
+            if not self._store.in_transaction:  # SQLite has undone all of it, as on a full disk
+                raise
             return None, error

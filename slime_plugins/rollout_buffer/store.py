@@ -37,7 +37,6 @@ Group = list[Item]
 
 NONE, RUNNING, ENDED, STOPPED = "none", "running", "ended", "stopped"
 """What a generator may be, else it is what it failed of. Stopped: it ended with the service's process."""
-_READY = f"state IN ({COMPLETE}, {LEASED}) AND (state = {COMPLETE} OR deadline <= ?)"
 
 
 class BufferFull(RuntimeError):
@@ -108,6 +107,10 @@ class Store:
 
     def close(self) -> None:
         self._connection.close()
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._connection.in_transaction
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -272,10 +275,17 @@ class Store:
         return groups
 
     def _ready(self, now: float, most: int | None) -> list[tuple[int, str]]:
-        sql = (
-            f"SELECT MIN(id), instance_id FROM groups WHERE {_READY} GROUP BY instance_id ORDER BY 1 LIMIT ?"
-        )
-        return self._connection.execute(sql, (now, -1 if most is None else most)).fetchall()
+        """Groups and instances; a group whose lease ran out may have a younger one of its instance."""
+        returned = self._of_state(f"state = {LEASED} AND deadline <= ?", -1, now)
+        complete = self._of_state(f"state = {COMPLETE}", -1 if most is None else most + len(returned))
+        oldest: dict[str, tuple[int, str]] = {}
+        for group_id, instance_id in sorted([*returned, *complete]):
+            oldest.setdefault(instance_id, (group_id, instance_id))
+        return list(oldest.values())[:most]
+
+    def _of_state(self, condition: str, most: int, *values: float) -> list[tuple[int, str]]:
+        sql = f"SELECT id, instance_id FROM groups WHERE {condition} ORDER BY id LIMIT ?"
+        return self._connection.execute(sql, (*values, most)).fetchall()
 
     def _held(self, lease: str, now: float) -> list[tuple[int, str]]:
         """What a lease that runs holds."""

@@ -29,6 +29,7 @@ SCRIPTS = {
     "against_trl": ["--sizes", "0.5M", "--rounds", "1", "--steps", "2"],
     "router": ["--connections", "4", "--seconds", "0.2", "--rounds", "1"],
     "radix_tree": ["--trajectories", "40", "--characters", "300", "--dict-trajectories", "20"],
+    "rollout_buffer": ["--items", "16", "--tokens", "10", "--clients", "2", "--rounds", "1"],
     "rollout_driver": ["--samples", "64", "--rounds", "1"],
     "convert_30b": ["--layers", "1", "--experts", "2", "--vocab-size", "512"],
     "grpo_step": ["--sizes", "0.5M", "--steps", "2"],

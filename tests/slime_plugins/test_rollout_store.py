@@ -2,7 +2,8 @@
 
 import sqlite3
 import tempfile
-from contextlib import closing
+import threading
+from contextlib import closing, contextmanager
 from unittest import mock
 
 import pytest
@@ -11,8 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slime_plugins.rollout_buffer import schema
+from slime_plugins.rollout_buffer.commits import Commits
 from slime_plugins.rollout_buffer.pool import ExperiencePool, Query
 from slime_plugins.rollout_buffer.store import BufferFull, LeaseLost, Store, UidTaken
+
+HANGS_S = 300
+"""Bounds a hang."""
 
 
 class Clock:
@@ -215,6 +220,48 @@ def test_the_pool_is_asked_by_task_reward_age_and_version(store, clock, tmp_path
             id=2, state="acknowledged", task_type="code", written=1000.0, item=0
         )
         assert rows[1]["item"]["version_spans"] == spans
+
+
+@contextmanager
+def held_up(commits):
+    """What is submitted within it is committed together."""
+    begun, go_on = threading.Event(), threading.Event()
+    commits.submit(lambda: (begun.set(), go_on.wait(HANGS_S)))
+    assert begun.wait(HANGS_S)
+    yield
+    go_on.set()
+
+
+def test_who_writes_is_told_once_it_is_committed_and_of_its_own_failure_alone(store, tmp_path):
+    commits, seen = Commits(store), []
+    with closing(ExperiencePool(tmp_path / "b.sqlite")) as pool:
+        with held_up(commits):
+            futures = [commits.submit(lambda u=uid: store.add(item(*u))) for uid in ("1a", "2a")]
+            wrong = commits.submit(lambda: store.add(item("1", "a", 0.0)))
+            futures[0].add_done_callback(lambda _: seen.extend(row["id"] for row in pool.find(Query())))
+            cancelled = commits.submit(lambda: store.add(item("3")))
+            assert cancelled.cancel()
+        assert [future.result(HANGS_S).size for future in futures] == [1, 2]
+        with pytest.raises(UidTaken):
+            wrong.result(HANGS_S)
+        commits.close()
+        assert seen == [2, 1] and store.current().waiting == 2
+
+
+def test_all_who_wait_are_told_that_the_file_is_not_written(store):
+    commits = Commits(store)
+    limit = "PRAGMA max_page_count = {}"  # as a full disk
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    store._connection.execute(limit.format(pages))
+    big = [{"content": "x" * 100_000}]
+    futures = [commits.submit(lambda u=uid: store.add(item(u, messages=big))) for uid in "12"]
+    for future in futures:
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            future.result(HANGS_S)
+    commits.submit(lambda: store._connection.execute(limit.format(2**30))).result(HANGS_S)
+    assert commits.submit(lambda: store.add(item("1", messages=big))).result(HANGS_S).new
+    commits.close()
+    assert store.current().waiting == 1
 
 
 NAMES = st.sampled_from("abc")
