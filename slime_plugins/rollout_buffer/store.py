@@ -12,7 +12,7 @@ power fails lose nothing of it.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from slime_plugins.rollout_buffer.schema import (
     TAKEN,
     connect,
 )
+from slime_plugins.rollout_buffer.trajectory import version_range
 
 Item = dict[str, Any]
 """A trajectory: uid, instance_id, messages, reward, extra_info, and of tokens what is known."""
@@ -344,10 +345,3 @@ class Store:
         """How many groups there are of each state."""
         rows = self._connection.execute("SELECT state, COUNT(*) FROM groups GROUP BY state")
         return dict.fromkeys(STATES, 0) | {STATES[state]: count for state, count in rows}
-
-
-def version_range(item: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """The oldest and the newest numbered version of the weights that made a trajectory."""
-    spans = item.get("version_spans") or ()
-    numbers = [int(version) for version, _ in spans if version is not None and version.isdecimal()]
-    return min(numbers, default=None), max(numbers, default=None)

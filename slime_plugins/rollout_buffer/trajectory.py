@@ -1,5 +1,6 @@
 """What is written to the rollout buffer and what is asked of it, as JSON."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
@@ -80,6 +81,13 @@ class Trajectory(BaseModel):
 
 _OF_TOKENS = ("response_length", "loss_mask", "rollout_log_probs", "version_spans")
 _ALWAYS = ("uid", "instance_id", "messages", "reward", "extra_info")
+
+
+def version_range(item: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """The oldest and the newest numbered version of the weights that made a trajectory."""
+    spans = item.get("version_spans") or ()
+    numbers = [int(version) for version, _ in spans if version is not None and version.isdecimal()]
+    return min(numbers, default=None), max(numbers, default=None)
 
 
 class Start(BaseModel, extra="allow"):
