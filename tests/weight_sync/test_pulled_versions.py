@@ -5,6 +5,7 @@ import json
 import struct
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -119,6 +120,25 @@ def test_a_reader_looks_now_and_then_whether_another_one_is_done(publisher, loca
     threading.Timer(0.05, lock.close).start()
     require_equal(pull(publisher.root, local, 1, timeout_s=300), publisher.kept[1])
     assert time.monotonic() - begun >= 0.2
+
+
+def test_a_reader_waits_for_another_one_as_long_as_it_may_and_no_longer(publisher, local, monkeypatch):
+    publisher.publish(1)
+    local.mkdir()
+    now, waits = [8.0], []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr("slime.weight_sync.versions.local.time", clock)
+    monkeypatch.setattr("slime.weight_sync.versions.local._POLL_S", 0.25)
+    with (local / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError, match=r"another reader has it for 1 s \(wanted: its end\)"):
+            pull(publisher.root, local, 1, timeout_s=1.0)
+    assert waits == [0.25] * 4
 
 
 def test_a_version_says_how_large_it_is(publisher):

@@ -166,6 +166,20 @@ def test_what_does_not_go_together_is_refused_by_name():
         made(body_of(return_routed_experts=True), enable_return_routed_experts=False)
 
 
+def test_stop_strings_of_any_prompt_need_a_tokenizer():
+    body = {"input_ids": [[1], [2]], "sampling_params": [{"stop": "x"}, {}]}
+    with pytest.raises(BadRequest, match="stop: the server runs with --skip-tokenizer-init"):
+        made(body)
+
+
+@pytest.mark.parametrize(("prompts", "samples"), [(8192, 1), (2, 4096)])
+def test_a_request_has_8192_responses_at_most(prompts, samples):
+    body = {"input_ids": [[1]] * prompts, "sampling_params": {"n": samples, "max_new_tokens": 1}}
+    assert len(made(body).sequences) == 8192
+    with pytest.raises(BadRequest, match=r"responses in one request \(wanted: at most 8192\)"):
+        made(body | {"input_ids": [[1]] * (prompts + 1)})
+
+
 def test_two_responses_never_have_one_id():
     body = {"input_ids": [[1], [2]], "rid": ["a", "a_0"], "sampling_params": {"n": 1}}
     assert [s.rid for s in made(body).sequences] == ["a", "a_0"]

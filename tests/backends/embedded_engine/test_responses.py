@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from slime.backends.embedded_engine.http.answers import AnswerStream, Part, Reading
 from slime.backends.embedded_engine.http.openai_objects import (
@@ -13,7 +14,13 @@ from slime.backends.embedded_engine.http.openai_objects import (
     finish_fields,
     usage,
 )
-from slime.backends.embedded_engine.http.responses import ResponseBuilder, shown_ids, trim_stop, version_spans
+from slime.backends.embedded_engine.http.responses import (
+    ResponseBuilder,
+    final_text,
+    shown_ids,
+    trim_stop,
+    version_spans,
+)
 from slime.backends.embedded_engine.http.streaming import TextStream, _possible_stop
 from slime.backends.embedded_engine.sampling_params import SamplingParams
 from slime.backends.embedded_engine.sequence import LogprobOptions, Logprobs, Nucleus, Progress, Sequence
@@ -127,6 +134,25 @@ def test_nuclei_are_told_in_either_manner():
     assert meta["output_token_sampling_mask_length"] == 3
     read = lambda name: np.frombuffer(base64.b64decode(meta[name]), np.int32).tolist()
     assert read("top_p_token_ids") == [0, 1, 0, 1, 2] and read("top_p_token_offsets") == [0, 2, 5]
+
+
+def test_experts_are_told_of_all_tokens_but_the_last():
+    sequence = response(4, 5, reason={"type": "length", "length": 2})
+    assert "routed_experts" not in meta_of(sequence)
+    sequence.routes_from = 1
+    sequence.routes = [torch.arange(4, dtype=torch.int32).reshape(4, 1, 1)]
+    meta = meta_of(sequence)
+    told = np.frombuffer(base64.b64decode(meta["routed_experts"]), np.int32).tolist()
+    assert (told, meta["routed_experts_start_len"]) == ([1, 2], 1)
+    sequence.routes = []
+    assert "routed_experts" not in meta_of(sequence)
+
+
+def test_the_text_of_a_response_is_decoded_without_what_ended_it():
+    sequence = response(0, 25, 1, 2, reason={"type": "stop", "matched": "c"})
+    assert final_text(sequence, LETTERS) == "ab" and final_text(sequence, None) is None
+    plain = response(0, 25, 1, reason={"type": "stop", "matched": 1}, skip_special_tokens=False)
+    assert final_text(plain, LETTERS) == "az"
 
 
 TRIMS = [

@@ -21,7 +21,9 @@ def weights_of_a_model():
     return MagicMock(
         config=SimpleNamespace(device=CPU, dtype=torch.float32),
         embedding=torch.zeros(2, 3),
-        destination=lambda name, shape, dtype: {"w": torch.zeros(2)}.get(name),
+        destination=lambda name, shape, dtype: (
+            torch.zeros(2) if (name, shape, dtype) == ("w", (2,), torch.float32) else None
+        ),
         copy=lambda: "before",
     )
 
@@ -165,6 +167,10 @@ def test_what_has_no_place_is_received_up_to_twice_the_embedding(parts, size, ta
         with pytest.raises(BadRequest, match=r"weight 'unknown': shape \[13\] does not belong to this model"):
             updater.from_group("g", specs, None, "2", False)
     assert weights.update.called is taken
+    large = WeightUpdater(MagicMock(released=set()), weights_of_a_model())
+    place = torch.zeros(99, dtype=torch.int8)
+    large._parameters.destination = lambda name, *form: {("w", (99,), torch.int8): place}.get((name, *form))
+    large._check("w", torch.int8, (99,))  # it has a place, whatever its size
 
 
 def test_quantised_weights_come_in_the_format_of_their_checkpoint(parts):

@@ -277,3 +277,9 @@ def test_each_request_has_its_own_time_or_that_of_the_client():
     client.request("GET", "/x", timeout=0.5)
     client_of(answer).model_info()
     assert found == [7.0, 5.0, 0.5, 600.0]
+
+
+def test_a_client_that_is_closed_has_no_connections():
+    client = client_of(lambda request: httpx.Response(200, json={}))
+    client.close()
+    assert client._http.is_closed
