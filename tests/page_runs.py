@@ -52,6 +52,7 @@ PRINTED = {
 that stand for what is not here (train.py of a large model, ssh, SLURM, the tests that would be started)."""
 AT_NIGHT = {
     "bash run.sh": "tests/e2e/test_new_task.py",
+    "python -m tests.arguments.launch_table": "tests/arguments/test_launch_scripts.py",
     "python -m pytest test_task.py": "tests/e2e/test_new_task.py",
     "python -m pytest tests/plugin_contracts": "tests/test_page_commands.py",
     "python -m pytest tests/plugin_contracts/test_signatures.py": "tests/test_page_commands.py",
@@ -62,7 +63,6 @@ AT_NIGHT = {
 }
 """The same, in tests that are nightly."""
 _DEVELOPERS = {
-    "python -m tests.arguments.launch_table": "tests/arguments/test_launch_scripts.py makes the page",
     "python tools/release_check.py": "an environment with a wheel; tests/test_packaging.py does its parts",
     "pip install -e .[sglang]": "11 GB; tests/test_packaging.py holds its pins against ours",
     "pip install -c constraints/cpu.txt": "asks a package index; tests/test_packaging.py holds the pins",

@@ -3,10 +3,12 @@
 import pytest
 
 from slime.arguments.registry import declared_groups
+from tests.arguments import launch_table
 from tests.arguments.launch_reasons import reasons
 from tests.arguments.launch_table import PAGE, starting, table
 from tests.arguments.original_scripts import SCRIPTS, words_of, write_data, write_model
 from tests.arguments.sglang_options import as_installed
+from tests.page_runs import printed
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +42,20 @@ def test_the_page_names_each_of_the_44():
     for ending in (".sh", ".py"):
         named = [name for name, messages in table(ending).items() if not messages]
         assert f"\n{starting(named)}\n" in PAGE.read_text()
+
+
+@pytest.mark.nightly
+def test_the_page_is_written_as_printed(tmp_path, monkeypatch):
+    (command,) = printed("python -m tests.arguments.launch_table")
+    assert command.words[2] == launch_table.__name__ and len(command.words) == 3
+    page = tmp_path / PAGE.name
+    written = PAGE.read_text(encoding="utf-8").replace(
+        " start: all but these", " start: nobody knows which", 1
+    )
+    page.write_text(written, encoding="utf-8")
+    monkeypatch.setattr(launch_table, "PAGE", page)
+    launch_table.main()
+    assert page.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8") != written
 
 
 def test_flags_that_the_page_calls_not_supported_are_refused():
