@@ -44,7 +44,7 @@ PRINTED = {
     **dict.fromkeys(("bash scripts/test-sglang.sh", "bash scripts/test-original.sh"), _SCRIPTS),
     **{
         f"python benchmarks/{name}.py": "tests/benchmarks/test_scripts.py"
-        for name in ("engine_throughput", "trainer_packing", "weight_sync", "gpu_trainer")
+        for name in ("engine_throughput", "trainer_packing", "weight_sync", "gpu_trainer", "rollout_buffer")
     },
     "python -m tests.golden.curves": "tests/golden/test_curves.py",
 }

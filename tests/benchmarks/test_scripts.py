@@ -1,6 +1,6 @@
 """The benchmarks can be run, at their smallest; what they measure there means nothing.
 
-Those that docs/performance.md and docs/rollouts.md print get the words that stand there first.
+Those that docs/performance.md, docs/rollouts.md and docs/examples.md print get the words that stand there.
 """
 
 import importlib
