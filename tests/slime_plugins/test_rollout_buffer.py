@@ -219,12 +219,10 @@ def test_a_rollout_takes_what_it_needs_and_leaves_the_rest_and_what_it_failed_wi
         raise OSError("no more")
 
     monkeypatch.setattr(generator_of("math"), "run_rollout", run_rollout)
-    monkeypatch.setattr(rollout_buffer_example, "LEASE_AFTER_S", 1.0)
     args = buffer_args(rollout_batch_size=3, n_samples_per_prompt=1)
     source = make_source(args)
     first = rollout_buffer_example.generate_rollout(args, 0, source).samples
     assert [group[0].metadata["instance_id"] for group in first] == ["0", "1", "2"]
-    args.rollout_timeout = 1.0
     with pytest.raises(RolloutError, match="the generator failed: OSError: no more"):
         rollout_buffer_example.generate_rollout(args, 1, source)
     status = httpx.get(f"{service}/buffer/status").json()["data"]
@@ -247,7 +245,9 @@ def test_a_generator_that_ended_with_its_service_is_started_for_what_is_missing(
         args = buffer_args()
         args.rollout_batch_size = 2
         args.rollout_buffer_url = url
-        groups = rollout_buffer_example.generate_rollout(args, 0, make_source(args)).samples
+        source = make_source(args)
+        source.update_metadata({"finished_groups": [str(number) for number in range(2, 100)]})
+        groups = rollout_buffer_example.generate_rollout(args, 0, source).samples
         status = httpx.get(f"{url}/buffer/status").json()["data"]
     rewards = {group[0].metadata["instance_id"]: [sample.reward for sample in group] for group in groups}
     assert rewards == {"0": [1.0, 1.0], "1": [0.25, 1.0]}
