@@ -18,6 +18,7 @@ IDLE = {
     "backends/embedded_engine/engine.py: _take_incoming: self._wakeup.wait": "woken by close",
     "backends/embedded_engine/grammar/worker.py: main: sys.stdin.readline": "its engine closes the pipe",
     "processes/reaper.py: sweep_after: select.select": "the life of its process",
+    "processes/restarts.py: _start_once: self._process.wait": "the life of the run",
     "rollout/sleep_rollout.py: sleep: threading.Event().wait": "what it is for",
     "router/asgi.py: receive: asyncio.Event().wait": "cancelled with its request",
     "router/processes.py: run: self._reader.readline": "ends with the other process",
@@ -34,6 +35,8 @@ KILLED = {
     "arguments/validate/tokenizer_process.py: tokenizer_process: process.communicate": "after SIGKILL",
     "backends/embedded_engine/grammar/compiler.py: close: self._worker.wait": "after SIGKILL",
     "backends/embedded_engine/grammar/compiler.py: _ask: self._worker.wait": "it has ended",
+    "backends/megatron_utils/checkpoint_processes.py: _answer_of: process.join": "it has answered: it ends",
+    "backends/megatron_utils/checkpoint_processes.py: _unanswered: process.join": "it has ended",
     "processes/child.py: terminate: self._supervisor.wait": "after SIGKILL",
     "processes/forked.py: close: self._process.wait": "after SIGKILL",
     "processes/termination.py: leave: _leaving.acquire": "the process ends by os._exit meanwhile",
@@ -42,6 +45,7 @@ KILLED = {
 # What is asked for is there: a wait with a deadline came before, or nothing is waited for.
 DONE = {
     "backends/embedded_engine/scheduler.py: _append: sequence.constraint.accept": "a grammar's",
+    "backends/megatron_utils/checkpoint_processes.py: _answer_of: receiver.recv": "after wait",
     "backends/fsdp_utils/checkpoint.py: poll: future.exception": "after done()",
     "backends/megatron_utils/server/app.py: _update: done.result": "in its done callback",
     "observability/trace_utils.py: trace_span: _open_spans.get": "a context variable",
@@ -103,6 +107,7 @@ CALLER = {
     "backends/embedded_engine/http/running.py: run_streaming: wakeup.wait": "ends when its client has gone",
     "backends/fsdp_utils/checkpoint.py: finish: future.result": "--train-timeout",
     "backends/megatron_utils/server/launch.py: end: thread.join": "a test, or the end of the process",
+    "backends/megatron_utils/checkpoint_processes.py: _answer_of: wait": "--train-timeout",
     "cli/api.py: _run: process.wait": "the run's own deadlines",
     "processes/reaper.py: start_memory_reaper: subprocess.run": "the start of the actor",
     "ray/asynchronous.py: train: upcoming.result": "--rollout-timeout, in PendingRollout",

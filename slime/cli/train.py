@@ -9,9 +9,12 @@ from importlib import import_module
 def run(words: Sequence[str]) -> int:
     """Starts the run; the process ends with it."""
     from slime.arguments.core.config_files import expand
+    from slime.cli.supervision import supervise, wants_supervisor
     from slime.ray.session import main
 
     find_code_here()
+    if wants_supervisor(words) and (status := supervise(words)) is not None:
+        return status
     kind = "asynchronous" if "--async" in expand(words).words else "synchronous"
     loop = import_module(f"slime.ray.{kind}")
     main(loop.train, loop.refusal, loop.notes, list(words))

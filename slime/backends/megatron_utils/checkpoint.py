@@ -23,6 +23,7 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyPara
 from megatron.core.utils import unwrap_model
 
 from slime.adapters.targets import is_of_adapter
+from slime.backends.megatron_utils import checkpoint_processes
 from slime.backends.megatron_utils.foreign_checkpoint import (
     NothingInCommon,
     layer_naming,
@@ -84,6 +85,7 @@ class CheckpointWriter:
         self._config, self._flags = config, config.checkpoints
         self._root = config.checkpoints.save or ""
         self._queue = AsyncCallsQueue(persistent=False) if self._flags.async_save else None
+        checkpoint_processes.install()
         if self._queue is None and filesystem_async._results_queue is None:
             # By which the writer reports. megatron-core starts a process for it, which imports all that this
             # one has, at the first save of every rank; a save in this process needs none.

@@ -1,0 +1,59 @@
+"""A process that writes shards and ends without a word fails the save, which names its file."""
+
+import os
+import queue
+import signal
+
+import pytest
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+
+from slime.backends.megatron_utils.checkpoint_processes import write_in_processes
+
+BUCKETS = [("a.distcp", "a", ([], [])), ("b.distcp", "b", ([], []))]
+
+
+@pytest.fixture
+def write(monkeypatch):
+    """``write(end)``: what becomes of two buckets if ``end()`` is called where the second one is written."""
+
+    def outcome(end):
+        def write_bucket(transforms, number, bucket, results, count, fsync):
+            if number == 1:
+                end()
+            results.put((number, [bucket[0]]))
+            count.get()
+            count.task_done()
+
+        monkeypatch.setattr(FileSystemWriterAsync, "write_preloaded_data", staticmethod(write_bucket))
+        results = queue.SimpleQueue()
+        write_in_processes([], False, 0, BUCKETS, results)
+        return results.get(timeout=1)
+
+    return outcome
+
+
+def test_what_was_written_is_told_by_bucket(write):
+    assert write(lambda: None) == {0: ["a.distcp"], 1: ["b.distcp"]}
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
+        (lambda: os._exit(3), "ended with exit status 3"),
+    ],
+)
+def test_one_that_is_killed_fails_the_save(write, end, how):
+    assert str(write(end)) == f"b.distcp: the process that wrote it {how}"
+
+
+def test_an_exception_is_told(tmp_path):
+    results = queue.SimpleQueue()
+    write_in_processes([], False, 0, [(str(tmp_path / "none/a.distcp"), "a", ([], []))], results)
+    assert isinstance(results.get(timeout=1), FileNotFoundError)
+
+
+def test_files_are_written(tmp_path):
+    results = queue.SimpleQueue()
+    write_in_processes([], False, 0, [(str(tmp_path / "a.distcp"), "a", ([], []))], results)
+    assert results.get(timeout=1) == {0: []} and (tmp_path / "a.distcp").read_bytes() == b""
