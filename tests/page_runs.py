@@ -92,7 +92,7 @@ LEFT = _NOT_HERE | _DEVELOPERS | _BENCHMARKS
 NAMES = {
     *(f"slime {name}" for name in ("check", "diff", "new-task", "report", "resume", "train")),
     *("slime train --async", "slime train --supervise", "slime check --write-config"),
-    *("python tools/convert_hf_to_fp8.py"),
+    "python tools/convert_hf_to_fp8.py",
     *("python tools/convert_fsdp_to_hf.py", "python -m slime.weight_sync.versions.puller", "pip install"),
     *("ray start", "ray start --node-ip-address", "ray start --num-gpus 1", "ray stop"),
     *("bash -n", "docker run --shm-size 8g"),
