@@ -67,7 +67,7 @@ def test_gradient_descent_has_its_momentum():
         ({"optimizer": "sgd", "sgd_momentum": 0.5}, {"momentum_buffer"}),
         ({"optimizer": "sgd", "sgd_momentum": 0.0}, set()),
     ],
-    ids=str,
+    ids=["Adam", "momentum", "no momentum"],
 )
 def test_states_that_no_step_has_made_are_zero_and_change_nothing(flags, names):
     weights = []
