@@ -36,6 +36,8 @@ from slime_plugins.rollout_buffer.trajectory import Acknowledgement, BufferRespo
 
 BODY_BYTES = 64 * 2**20
 """The most bytes of a trajectory."""
+SHUTDOWN_S = 60
+"""How long requests under way may take once it is to end."""
 RETRY_AFTER_S = 1
 """What whoever is refused for the moment is told to wait."""
 M = TypeVar("M", bound=BaseModel)
@@ -59,11 +61,10 @@ def create_app(buffer: RolloutBuffer, host: str = "", api_key: str | None = None
 
     @app.post("/get_rollout_data")
     async def fetch(asked: Annotated[Fetch, Depends(json_body(Fetch, empty={}))]) -> Response:
-        groups, meta_info = await _done(buffer.fetch(asked))
-        if not groups:
+        answer = await _done(buffer.fetch(asked))
+        if answer is None:
             return _json(await _nothing(buffer))
-        items = [item for group in groups.values() for item in group]
-        return _json(BufferResponse(success=True, data={"data": items, "meta_info": meta_info}))
+        return Response(answer, media_type="application/json")
 
     @app.post("/buffer/acknowledge")
     async def acknowledge(
@@ -180,7 +181,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (UnknownFile, OSError) as error:
         parser.error(f"--file {error}")
     app = create_app(buffer, args.host, args.api_key)
-    uvicorn.run(app, host=args.host, port=args.port, log_level="warning")
+    uvicorn.run(
+        app, host=args.host, port=args.port, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S
+    )
     buffer.close()
 
 

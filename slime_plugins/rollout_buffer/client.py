@@ -1,5 +1,6 @@
 """How a program of its own writes to the service: as long as it takes, each trajectory once."""
 
+import time
 from typing import Any
 
 import httpx
@@ -22,7 +23,7 @@ class BufferClient:
     def __init__(self, url: str, api_key: str | None = None, deadline_s: float = 3600.0) -> None:
         self._url, self._deadline_s = url.rstrip("/"), deadline_s
         headers = {"Content-Type": "application/json", **bearer_header(api_key)}
-        self._client = httpx.Client(timeout=deadline_s, trust_env=False, headers=headers)
+        self._client = httpx.Client(trust_env=False, headers=headers)
 
     def write(self, item: dict[str, Any]) -> bool:
         """Whether it is new; it is on the service's disk then.
@@ -49,10 +50,11 @@ class BufferClient:
             stop=stop_after_delay(self._deadline_s),
             reraise=True,
         )
-        return tries(self._try, path, body)
+        return tries(self._try, path, orjson.dumps(body), time.monotonic() + self._deadline_s)
 
-    def _try(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        answer = self._client.post(f"{self._url}{path}", content=orjson.dumps(body))
+    def _try(self, path: str, body: bytes, deadline: float) -> dict[str, Any]:
+        left = max(deadline - time.monotonic(), _PAUSE_S)
+        answer = self._client.post(f"{self._url}{path}", content=body, timeout=left)
         if answer.is_error:
             raise httpx.HTTPStatusError(
                 f"POST {self._url}{path}: HTTP {answer.status_code}: {answer.text[:2000]}",
@@ -65,7 +67,7 @@ class BufferClient:
 def _may_pass(error: BaseException) -> bool:
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code in (429, 503)
-    return isinstance(error, httpx.TransportError)
+    return isinstance(error, httpx.TransportError) and not isinstance(error, httpx.UnsupportedProtocol)
 
 
 def _pause(state: RetryCallState) -> float:

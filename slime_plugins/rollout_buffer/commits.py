@@ -14,26 +14,41 @@ MAX_AT_ONCE = 128
 T = TypeVar("T")
 
 
+class Closed(RuntimeError):
+    """Nothing is written any more."""
+
+
 class Commits:
     """The only thread that uses a store.
 
-    A future is done once its change is on the disk. A change that raises is undone alone.
+    A future is done once its change is on the disk. A change that raises is undone alone, and ends nothing
+    else, whatever it raises.
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._store, self._closed, self._lock = store, False, threading.Lock()
         self._waiting: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="rollout-buffer-commits", daemon=True)
         self._thread.start()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Has the change made.
+
+        Raises:
+            Closed: it is.
+        """
         future: Future[T] = Future()
-        self._waiting.put((work, future))
+        with self._lock:
+            if self._closed:
+                raise Closed("the file of the rollout buffer is closed")
+            self._waiting.put((work, future))
         return future
 
     def close(self) -> None:
         """Ends the thread after what waits."""
-        self._waiting.put(None)
+        with self._lock:
+            self._closed = True
+            self._waiting.put(None)
         self._thread.join()
 
     def _serve(self) -> None:
@@ -63,7 +78,8 @@ class Commits:
         try:
             with self._store.transaction():
                 return work(), None
-        except Exception as error:  # handed to whoever waits for it
+        except BaseException as error:  # handed to whoever waits for it
+            failure = error if isinstance(error, Exception) else RuntimeError(f"ended by {error!r}")
             if not self._store.in_transaction:  # SQLite has undone all of it, as on a full disk
-                raise
-            return None, error
+                raise failure from None
+            return None, failure

@@ -2,16 +2,17 @@
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import orjson
 from pydantic import BaseModel, Field
 
+from slime_plugins.rollout_buffer.answers import fitting_rows
 from slime_plugins.rollout_buffer.schema import STATES, connect
 
 MAX_ROWS = 1000
-"""In one answer."""
 
 
 class Query(BaseModel, extra="forbid"):
@@ -61,7 +62,10 @@ class ExperiencePool:
         self._connection.close()
 
     def find(self, query: Query) -> list[dict[str, Any]]:
-        """Newest first: ``id``, ``state`` of the group, ``task_type``, ``written`` (epoch s), ``item``."""
+        """Newest first, as many as fit in an answer.
+
+        Each has ``id``, ``state`` of the group, ``task_type``, ``written`` (epoch s) and ``item``.
+        """
         asked, now = query.model_dump(exclude={"limit"}, exclude_none=True), self._clock()
         conditions = ["body IS NOT NULL", *({**_CONDITIONS, **_AGES}[name] for name in asked)]
         values = [now - value if name in _AGES else value for name, value in asked.items()]
@@ -70,13 +74,14 @@ class ExperiencePool:
             f" WHERE {' AND '.join(conditions)} ORDER BY items.id DESC LIMIT ?",
             (*values, query.limit),
         )
-        return [
-            {
-                "id": id,
-                "state": STATES[state],
-                "task_type": task,
-                "written": written,
-                "item": orjson.loads(body),
-            }
-            for id, state, task, written, body in rows
-        ]
+        with closing(rows):
+            return [
+                {
+                    "id": id,
+                    "state": STATES[state],
+                    "task_type": task,
+                    "written": written,
+                    "item": orjson.loads(body),
+                }
+                for id, state, task, written, body in fitting_rows(rows)
+            ]

@@ -15,7 +15,7 @@ from slime.rollout.sglang_rollout import GenerateState, get_model_url
 from slime.utils.async_utils import run
 from slime.utils.http_utils import HttpStatusError, post, share_key_with
 from slime_plugins.rollout_buffer.samples import sample_of
-from slime_plugins.rollout_buffer.store import Group
+from slime_plugins.rollout_buffer.store import Group, Item
 from slime_plugins.rollout_buffer.trajectory import LONGEST_LEASE_S
 
 POLL_S = 1.0
@@ -44,24 +44,24 @@ def generate_rollout(
 async def _generate_rollout(args: Namespace, rollout_id: int, data_source: Any) -> RolloutFnTrainOutput:
     done = data_source.get_metadata().get("finished_groups", [])
     share_key_with(args.rollout_buffer_url)
-    if args.rollout_buffer_url not in _started:
-        await _start(args, done)
-        _started.add(args.rollout_buffer_url)
-    groups: dict[str, Group] = {}
+    groups: list[Group] = []
     wanted = max(1, int(args.rollout_batch_size * args.min_batch_collection_ratio))
     try:
         async with asyncio.timeout(args.rollout_timeout):
+            if args.rollout_buffer_url not in _started:
+                await _start(args, done)
+                _started.add(args.rollout_buffer_url)
             await _collect(args, groups, wanted, done)
     except TimeoutError as error:
         raise RolloutError(
             f"rollout {rollout_id}: {len(groups)} groups from {args.rollout_buffer_url} after "
             f"{args.rollout_timeout:g} s (args.rollout_timeout), wanted {wanted}"
         ) from error
-    data_source.update_metadata({"finished_groups": [*done, *groups]})
+    data_source.update_metadata({"finished_groups": [*done, *(group[0]["instance_id"] for group in groups)]})
     tokenizer = GenerateState(args).tokenizer
     samples = [
         [sample_of(item, tokenizer, args.loss_mask_type, len(done) + number) for item in group]
-        for number, group in enumerate(groups.values())
+        for number, group in enumerate(groups)
     ]
     for index, sample in enumerate(sample for group in samples for sample in group):
         sample.index = len(done) * args.n_samples_per_prompt + index
@@ -88,7 +88,7 @@ async def _start(args: Namespace, done: list[str], resume: bool = False) -> None
         raise RolloutError(f"--rollout-buffer-url {args.rollout_buffer_url}: {answer['message']}")
 
 
-async def _collect(args: Namespace, groups: dict[str, Group], wanted: int, done: list[str]) -> None:
+async def _collect(args: Namespace, groups: list[Group], wanted: int, done: list[str]) -> None:
     """Fetch until there are enough groups, and keep them for good."""
     in_vain, leases = 0, []
     while len(groups) < wanted:
@@ -97,8 +97,7 @@ async def _collect(args: Namespace, groups: dict[str, Group], wanted: int, done:
         if answer["success"]:
             in_vain = 0
             leases.append(lease)
-            for item in answer["data"]["data"]:
-                groups.setdefault(item["instance_id"], []).append(item)
+            groups += _grouped(answer["data"]["data"])
             continue
         in_vain += 1
         if answer["data"]["stopped"]:
@@ -112,6 +111,14 @@ async def _collect(args: Namespace, groups: dict[str, Group], wanted: int, done:
         await post(f"{args.rollout_buffer_url}/buffer/acknowledge", {"leases": leases})
     except HttpStatusError as error:
         raise RolloutError(f"--rollout-buffer-url {args.rollout_buffer_url}: {error.body}") from error
+
+
+def _grouped(items: list[Item]) -> list[Group]:
+    """By prompt, of which there is one group in an answer; the next answer may have another one of it."""
+    groups: dict[str, Group] = {}
+    for item in items:
+        groups.setdefault(item["instance_id"], []).append(item)
+    return list(groups.values())
 
 
 async def _fetch(args: Namespace, lease: str, most: int) -> Any:

@@ -1,5 +1,7 @@
 """The file of the rollout buffer: its tables, and how it is opened so that a commit outlives the machine."""
 
+import errno
+import fcntl
 import os
 import sqlite3
 from pathlib import Path
@@ -58,6 +60,32 @@ class UnknownFile(ValueError):
     """A file is none of a rollout buffer, or of one with other tables."""
 
 
+class FileInUse(OSError):
+    """Another process serves a file."""
+
+
+def hold(file: Path | str) -> int:
+    """A descriptor of ``file.lock``: until it is closed, or this process ends, no other one can have it.
+
+    A lock of the process, which the workers that it forks do not have and so cannot keep after its death.
+
+    Raises:
+        FileInUse: another process has it.
+        OSError: it can be neither read nor made.
+    """
+    descriptor = os.open(f"{file}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            raise FileInUse(
+                f"{file}: another process serves it (wanted: its end, or another file)"
+            ) from error
+        raise
+    return descriptor
+
+
 def connect(file: Path | str) -> sqlite3.Connection:
     """A connection to ``file``, which is made if it is not there.
 
@@ -69,9 +97,13 @@ def connect(file: Path | str) -> sqlite3.Connection:
         UnknownFile: it is something else.
         OSError: it can be neither read nor made.
     """
-    os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))  # its owner's alone, and so its log
+    _make(Path(file))
     connection = sqlite3.connect(
-        file, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=256
+        Path(file).absolute(),
+        timeout=BUSY_TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
     )
     try:
         _prepare(connection, file)
@@ -79,6 +111,19 @@ def connect(file: Path | str) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _make(file: Path) -> None:
+    """Makes an empty file that is its owner's alone, and so its log, if there is none.
+
+    One that is there is not opened: closing it would end the locks of all connections of this process to it,
+    and another process that closes the file then takes its log away under them.
+    """
+    try:
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        if not file.is_file() or not os.access(file, os.R_OK | os.W_OK):
+            raise PermissionError(f"{file}: no file to read and write") from None
 
 
 def _prepare(connection: sqlite3.Connection, file: Path | str) -> None:

@@ -1,23 +1,30 @@
 """One queue, and the generator that fills it."""
 
 import logging
+import os
+import sqlite3
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import orjson
+
 from slime_plugins.rollout_buffer.buffer_queue import BufferQueue
-from slime_plugins.rollout_buffer.commits import Commits
+from slime_plugins.rollout_buffer.commits import Closed, Commits
 from slime_plugins.rollout_buffer.generator import generator_of
 from slime_plugins.rollout_buffer.pool import ExperiencePool, Query
-from slime_plugins.rollout_buffer.store import ENDED, NONE, RUNNING, STOPPED, Group, Item, Run, Store
-from slime_plugins.rollout_buffer.trajectory import Fetch, Start
+from slime_plugins.rollout_buffer.schema import hold
+from slime_plugins.rollout_buffer.store import ENDED, NONE, RUNNING, STOPPED, Item, Run, Store
+from slime_plugins.rollout_buffer.trajectory import BufferResponse, Fetch, Start
 
 logger = logging.getLogger(__name__)
 MAX_WAITING = 1_000_000
+NOTE_AGAIN_S = 1.0
 HOOKS = ("is_valid_group", "transform_group", "get_group_data_meta_info")
 
 
@@ -46,10 +53,12 @@ class RolloutBuffer:
         if file is None:
             self._folder = tempfile.TemporaryDirectory(prefix="rollout-buffer-")
             file = Path(self._folder.name) / "buffer.sqlite"
+        self._held = hold(file)
         self._store = Store(file, max_waiting, keep)
         self._pool, self._pool_lock = ExperiencePool(file), threading.Lock()
         self._start: Start | None = None
         self._running: threading.Thread | None = None
+        self._starting = threading.Lock()
         run = self._store.run() or self._store.begin_run(task_type, group_size)
         if run.generator == RUNNING:
             self._store.set_generator(run.id, STOPPED)
@@ -61,6 +70,7 @@ class RolloutBuffer:
         self._commits.close()
         self._store.close()
         self._pool.close()
+        os.close(self._held)
 
     def _queue(self, run: Run, module: ModuleType | None) -> BufferQueue:
         valid, transform, meta_of = (getattr(module, hook, None) for hook in HOOKS)
@@ -70,8 +80,18 @@ class RolloutBuffer:
         """Whether it is new, once it is on the disk."""
         return self._commits.submit(lambda: self.queue.append(item))
 
-    def fetch(self, asked: Fetch) -> "Future[tuple[dict[str, Group], dict[str, Any]]]":
-        return self._commits.submit(lambda: self.queue.take(asked.max_groups, asked.lease, asked.lease_s))
+    def fetch(self, asked: Fetch) -> "Future[bytes | None]":
+        """The answer that gives out groups, if there are any."""
+        return self._commits.submit(lambda: self._fetched(asked))
+
+    def _fetched(self, asked: Fetch) -> bytes | None:
+        """Encoded before the groups are given: what a generator's hooks made of them may not be JSON."""
+        groups, meta_info = self.queue.take(asked.max_groups, asked.lease, asked.lease_s)
+        if not groups:
+            return None
+        items = [item for group in groups.values() for item in group]
+        answer = BufferResponse(success=True, data={"data": items, "meta_info": meta_info})
+        return orjson.dumps(vars(answer), option=orjson.OPT_SERIALIZE_NUMPY)
 
     def acknowledge(self, leases: Sequence[str]) -> "Future[None]":
         return self._commits.submit(lambda: self._store.acknowledge(leases))
@@ -93,6 +113,10 @@ class RolloutBuffer:
             ValueError: no generator makes this type of task, or the queue is of another one.
             RuntimeError: another one is at work.
         """
+        with self._starting:
+            self._start_alone(start)
+
+    def _start_alone(self, start: Start) -> None:
         if self._running is not None and self._running.is_alive():
             if start == self._start:
                 return
@@ -128,7 +152,18 @@ class RolloutBuffer:
         state = ENDED
         try:
             module.run_rollout(data)
-        except Exception as error:  # the generator is the user's code; whoever fetches is told
+        except BaseException as error:  # the user's code, which may exit as well; whoever fetches is told
             logger.exception("generator of %s failed", data["task_type"])
             state = f"{type(error).__name__}: {error}"
-        self._commits.submit(lambda: self._store.set_generator(run, state))
+        while not self._noted(run, state):
+            time.sleep(NOTE_AGAIN_S)
+
+    def _noted(self, run: int, state: str) -> bool:
+        """Whether it is on the disk: whoever fetches waits for a generator of which it is not."""
+        try:
+            self._commits.submit(lambda: self._store.set_generator(run, state)).result()
+        except Closed:
+            pass
+        except sqlite3.OperationalError:  # a full disk, for instance; it was logged
+            return False
+        return True

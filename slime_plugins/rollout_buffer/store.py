@@ -20,6 +20,7 @@ from typing import Any
 
 import orjson
 
+from slime_plugins.rollout_buffer.answers import fitting_groups
 from slime_plugins.rollout_buffer.schema import (
     COMPLETE,
     FORGOTTEN,
@@ -141,7 +142,8 @@ class Store:
         """An empty queue: groups of earlier runs are not given out any more, nor are their leases good."""
         with self.transaction():
             self._connection.execute(
-                "UPDATE groups SET state = ? WHERE state IN (?, ?, ?)", (RETIRED, OPEN, COMPLETE, LEASED)
+                "UPDATE groups SET state = ?, lease = NULL WHERE state IN (?, ?, ?)",
+                (RETIRED, OPEN, COMPLETE, LEASED),
             )
             self._connection.execute(
                 "INSERT INTO runs (task_type, group_size, generator, waiting) VALUES (?, ?, ?, 0)",
@@ -253,7 +255,7 @@ class Store:
         """Gives out complete groups, the oldest first, at most one of an ``instance_id``.
 
         Args:
-            most: how many; None for all.
+            most: how many; None for all. No more than fit in an answer.
             lease: a name of the caller's choice: they come again unless they are acknowledged within
                 ``seconds``. The same name again gets the same groups, and as much time once more. Without
                 one, the groups are given for good.
@@ -264,7 +266,7 @@ class Store:
         now = self._clock()
         with self.transaction():
             held = self._held(lease, now) if lease is not None else []
-            found = held or self._ready(now, most)
+            found = held or fitting_groups(self._connection, self._ready(now, most))
             state = TAKEN if lease is None else LEASED
             self._connection.executemany(
                 "UPDATE groups SET state = ?, lease = ?, deadline = ? WHERE id = ?",

@@ -3,11 +3,17 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import BaseModel, Field, model_validator
 
 Version = Annotated[str, Field(max_length=18)]
 Positive = Annotated[int, Field(gt=0)]
 LONGEST_LEASE_S = 7 * 24 * 3600.0
+_FLOAT32 = 3.4e38
+Number = Annotated[float, Field(ge=-_FLOAT32, le=_FLOAT32, allow_inf_nan=False)]
+"""What training can hold, and the sum of many of which is finite."""
+_ANSWER_LEVELS = 8
+"""More than there are around a trajectory in an answer."""
 
 
 class Trajectory(BaseModel):
@@ -29,16 +35,16 @@ class Trajectory(BaseModel):
         status: truncated, if the response reached its limit.
     """
 
-    uid: str = Field(min_length=1, max_length=1000)
-    instance_id: str = Field(max_length=1000)
+    uid: str = Field(min_length=1, max_length=1000, coerce_numbers_to_str=True)
+    instance_id: str = Field(max_length=1000, coerce_numbers_to_str=True)
     messages: list[dict[str, Any]]
-    reward: float = Field(allow_inf_nan=False)
+    reward: Number
     extra_info: dict[str, Any] = {}
     task_type: str | None = None
     tokens: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
     response_length: int | None = Field(None, gt=0)
     loss_mask: list[Literal[0, 1]] | None = None
-    rollout_log_probs: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
+    rollout_log_probs: list[Number] | None = None
     version_spans: list[tuple[Version | None, Positive]] | None = None
     status: Literal["completed", "truncated"] = "completed"
 
@@ -60,6 +66,18 @@ class Trajectory(BaseModel):
                 raise ValueError(
                     f"{name}: of {count} tokens (wanted: response_length {self.response_length})"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _is_shallow(self) -> "Trajectory":
+        """Refuses what no answer could hold, which would keep all other groups of it back too."""
+        nested: Any = [self.messages, self.extra_info]
+        for _ in range(_ANSWER_LEVELS):
+            nested = [nested]
+        try:
+            orjson.dumps(nested)
+        except orjson.JSONEncodeError as error:
+            raise ValueError(f"messages, extra_info: {error} (wanted: fewer levels)") from error
         return self
 
     def _lengths(self) -> dict[str, int]:
@@ -99,7 +117,7 @@ class Start(BaseModel, extra="allow"):
     """
 
     task_type: str
-    num_repeat_per_sample: int = Field(gt=0)
+    num_repeat_per_sample: int = Field(gt=0, lt=2**31)
     resume: bool = False
 
 

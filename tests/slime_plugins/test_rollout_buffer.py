@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from slime.rollout.base_types import RolloutError
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer import buffer, rollout_buffer_example
+from slime_plugins.rollout_buffer import service as services
 from slime_plugins.rollout_buffer.buffer import RolloutBuffer, Start, create_app
 from slime_plugins.rollout_buffer.buffer_queue import BufferQueue
 from slime_plugins.rollout_buffer.client import BufferClient
@@ -252,3 +253,36 @@ def test_a_generator_that_ended_with_its_service_is_started_for_what_is_missing(
     rewards = {group[0].metadata["instance_id"]: [sample.reward for sample in group] for group in groups}
     assert rewards == {"0": [1.0, 1.0], "1": [0.25, 1.0]}
     assert status["groups"]["acknowledged"] == 2 and status["groups"]["leased"] == 0
+
+
+def test_two_groups_of_one_prompt_stay_two_groups(engine, buffer_args, make_source, monkeypatch, service):
+    writer = BufferClient(service)
+
+    def run_rollout(data):
+        for uids in ("12", "34"):
+            for uid in uids:
+                writer.write(item(uid, "a"))
+            while not httpx.get(f"{service}/buffer/status").json()["data"]["groups"]["leased"]:
+                time.sleep(0.01)
+
+    monkeypatch.setattr(generator_of("math"), "run_rollout", run_rollout)
+    args = buffer_args(rollout_batch_size=2, n_samples_per_prompt=2)
+    source = make_source(args)
+    groups = rollout_buffer_example.generate_rollout(args, 0, source).samples
+    assert [[sample.index for sample in group] for group in groups] == [[0, 1], [2, 3]]
+    assert source.get_metadata()["finished_groups"] == ["a", "a"]
+
+
+def test_a_start_that_is_not_answered_ends_with_the_time_of_the_rollout(
+    engine, buffer_args, make_source, monkeypatch
+):
+    answers, ended = threading.Event(), []
+    monkeypatch.setattr(
+        services, "generator_of", lambda task: (ended.append(answers.wait(120)), generator_of(task))[1]
+    )
+    args = buffer_args(rollout_batch_size=1)
+    args.rollout_timeout = 0.5
+    with pytest.raises(RolloutError, match=r"0 groups .* after 0.5 s"):
+        rollout_buffer_example.generate_rollout(args, 0, make_source(args))
+    assert not ended
+    answers.set()

@@ -7,6 +7,7 @@ they are there ``sampling_params``, ``num_process`` (requests at a time), ``skip
 """
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,9 @@ from slime.utils.http_utils import bearer_header
 from slime_plugins.rollout_buffer.client import BufferClient
 
 TASK_TYPE = "math"
-_TIMEOUT_S = 3600.0
+_TIMEOUT_S, _PAUSE_S = 3600.0, 0.1
+_CUT_OFF = "abort"
+"""Why an answer ended if the engine stopped for new weights (``--pause-generation-mode abort``)."""
 Message = dict[str, Any]
 
 
@@ -34,11 +37,22 @@ class BaseGenerator:
         self.client = httpx.Client(timeout=_TIMEOUT_S, trust_env=False, headers=bearer_header(key))
 
     def query(self, messages: list[Message], instance_id: str) -> list[Message]:
-        """The conversation as it went on."""
-        body = {"model": "default", "messages": messages, **self.data.get("sampling_params", {})}
-        answer = self.client.post(f"{self.engine}/v1/chat/completions", json=body).raise_for_status().json()
-        choice = answer["choices"][0]
+        """The conversation as it went on.
+
+        Raises:
+            TimeoutError: for an hour, each answer was cut off.
+        """
+        end = time.monotonic() + _TIMEOUT_S
+        while (choice := self._choice(messages)).get("finish_reason") == _CUT_OFF:
+            if time.monotonic() >= end:
+                raise TimeoutError(f"{instance_id}: each answer was cut off for {_TIMEOUT_S:g} s")
+            time.sleep(_PAUSE_S)
         return [*messages, {"role": "assistant", "content": choice["message"]["content"] or ""}]
+
+    def _choice(self, messages: list[Message]) -> dict[str, Any]:
+        body = {"model": "default", "messages": messages, **self.data.get("sampling_params", {})}
+        answer = self.client.post(f"{self.engine}/v1/chat/completions", json=body)
+        return answer.raise_for_status().json()["choices"][0]
 
     def reward(self, messages: list[Message], label: Any) -> float:
         answer = boxed_answer(messages[-1]["content"])
@@ -46,7 +60,7 @@ class BaseGenerator:
 
     def run(self) -> None:
         """All answers; the first failure ends it."""
-        with ThreadPoolExecutor(self.data.get("num_process", 16)) as pool:
+        with ThreadPoolExecutor(int(self.data.get("num_process", 16))) as pool:
             for _ in pool.map(self._one, self._tasks()):
                 pass
 
