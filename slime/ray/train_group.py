@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from slime.arguments.core.run_args import copied
-from slime.arguments.validate.checkpoint_files import has_checkpoint
+from slime.arguments.validate.checkpoint_files import has_checkpoint, newest_whole
 from slime.config.run import RunConfig, run_config
 from slime.observability import phases
 from slime.observability.run_log import RunLog
@@ -31,7 +31,7 @@ GPU_PER_ACTOR = 0.4
 
 _SPANS_TIMEOUT = 5.0  # seconds at the end of a run
 # What a run that began with fresh weights says otherwise: its optimizer and noise are in the checkpoint now.
-_RESUMES = {"ckpt_step": None, "finetune": False, "no_load_optim": False, "no_load_rng": False}
+_RESUMES = {"finetune": False, "no_load_optim": False, "no_load_rng": False}
 
 
 Engines = tuple[list[EngineEndpoint], int]
@@ -100,8 +100,8 @@ class RayTrainGroup:
 
         Args:
             load: what the ranks start from, as with ``--load``: a directory of this run's checkpoints, of
-                which the latest is taken with optimizer, schedule and random state, or one of Hugging Face
-                weights, with which the optimizer starts anew.
+                which the latest whole one is taken with optimizer, schedule and random state, or one of
+                Hugging Face weights, with which the optimizer starts anew.
 
         Returns:
             The rollout to go on with; 0 with Hugging Face weights.
@@ -115,7 +115,11 @@ class RayTrainGroup:
             for actor in self._actors:
                 ray.kill(actor)
             self._watch.wait_until_gone(self._start_timeout)
-            self._launch(run_config(copied(self._config.flat, load=str(load), **_RESUMES)))
+            step, skipped = newest_whole(load, self._config.checkpoints.verify_checkpoint)
+            for reason in skipped:
+                logger.warning("%s: %s: %s: iteration %s is loaded", self._role, load, reason, step)
+            resumes = _RESUMES | {"ckpt_step": step if skipped else None}
+            self._launch(run_config(copied(self._config.flat, load=str(load), **resumes)))
             start = self._first_rollout(f"building the model again from {load}")
             if start is None:
                 return 0

@@ -30,7 +30,7 @@ def write_record(directory: Path, rank: int, ranks: int) -> None:
     for path in sorted(directory.rglob("*")):
         named = _OF_A_RANK.match(path.name)
         owner = int(named[1]) if named else 0
-        if path.is_file() and owner == rank and not path.match(_RECORDS):
+        if owner == rank and path.is_file() and not path.match(_RECORDS):
             files[str(path.relative_to(directory))] = {"bytes": path.stat().st_size, "xxh3": _checksum(path)}
     (directory / _RECORD.format(rank)).write_text(json.dumps({"ranks": ranks, "files": files}) + "\n")
 
@@ -69,8 +69,11 @@ def _damaged(path: Path, wanted: dict[str, Any], checksums: bool) -> str | None:
         return "is missing"
     if (size := path.stat().st_size) != wanted["bytes"]:
         return f"has {size} bytes (wanted: {wanted['bytes']})"
-    if checksums and _checksum(path) != wanted["xxh3"]:
-        return "has other content than was written"
+    try:
+        if checksums and _checksum(path) != wanted["xxh3"]:
+            return "has other content than was written"
+    except OSError as error:  # of a disk with bad blocks, say
+        return f"cannot be read ({error.strerror})"
     return None
 
 

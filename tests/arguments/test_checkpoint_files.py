@@ -8,7 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from slime.arguments import validated_args
+from slime.arguments.groups.critic import of_critic
 from slime.arguments.validate.checkpoint_files import CHECKPOINT_MARKER
+from slime.utils import checkpoint_record
 from slime.utils.checkpoint_record import write_record
 
 
@@ -223,3 +225,62 @@ def test_a_critic_and_its_actor_go_on_at_the_newest_iteration_that_is_whole_for_
     cut_metadata(recorded, 3)
     args = validated_args(words(**ppo))
     assert args.critic_resumes and args.ckpt_step == 1
+
+
+@pytest.fixture
+def ppo(recorded):
+    """Iterations 1, 2 and 3 of an actor and its critic, and the flags that go on from them."""
+    shutil.copytree(recorded / "iter_0000001", recorded / "iter_0000002")
+    shutil.copytree(recorded, recorded / "critic")
+    return dict(load=recorded, save=recorded, save_interval=1, advantage_estimator="ppo")
+
+
+def test_a_chosen_iteration_is_loaded_although_a_newer_one_is_damaged(words, recorded, ppo):
+    cut_metadata(recorded, 3)
+    assert validated_args(words(**ppo)).ckpt_step == 2
+    assert validated_args(words(**ppo, ckpt_step=1)).ckpt_step == 1
+
+
+def test_what_is_whole_for_one_role_alone_is_not_gone_on_from(words, recorded, ppo):
+    cut_metadata(recorded, 3)
+    cut_metadata(recorded / "critic", 2)
+    assert validated_args(words(**ppo)).ckpt_step == 1
+
+
+def test_a_critic_whose_newest_iteration_is_damaged_and_has_no_actor(words, notes, recorded, ppo):
+    (recorded / CHECKPOINT_MARKER).write_text("2")
+    cut_metadata(recorded / "critic", 3)
+    args = validated_args(words(**ppo))
+    assert args.critic_resumes and of_critic(args).ckpt_step == 2
+    reason = "iter_0000003: metadata.json has 1 bytes (wanted: 2)"
+    assert notes(words(**ppo)) == [f"--critic-load {recorded}/critic: {reason}: iteration 2 is loaded"]
+
+
+def test_a_new_critic_starts_with_the_iteration_that_its_actor_goes_on_from(words, recorded, ppo):
+    shutil.rmtree(recorded / "critic")
+    cut_metadata(recorded, 3)
+    critic = of_critic(validated_args(words(**ppo)))
+    assert (critic.load, critic.ckpt_step, critic.finetune) == (str(recorded), 2, True)
+
+
+def test_files_are_read_once(words, notes, recorded, monkeypatch):
+    read = []
+    checksum = checkpoint_record._checksum
+    monkeypatch.setattr(checkpoint_record, "_checksum", lambda path: read.append(path) or checksum(path))
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")  # paths are made absolute meanwhile
+    monkeypatch.chdir(recorded.parent)
+    notes(words(load=recorded.name, verify_checkpoint="checksums"))
+    assert [path.name for path in read] == ["metadata.json"]
+
+
+def test_an_iteration_that_cannot_be_read_is_damaged(words, notes, recorded):
+    unreadable = recorded / "iter_0000003/__0_0.distcp"
+    unreadable.touch()
+    unreadable.with_name(".metadata").touch()
+    write_record(unreadable.parent, 0, 1)
+    unreadable.unlink()
+    unreadable.symlink_to("/proc/self/mem")  # no bytes, and an I/O error for who reads
+    line = words(load=recorded, verify_checkpoint="checksums")
+    (note,) = notes(line)
+    assert "iter_0000003: __0_0.distcp cannot be read (Input/output error): iteration 1 is loaded" in note
+    assert validated_args(line).ckpt_step == 1

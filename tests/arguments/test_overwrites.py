@@ -79,6 +79,17 @@ def filled(changes, places):
             "--save {model}/../{model.name}: would write over --hf-checkpoint",
         ),
         (dict(save="{own}", ref_load="{own}", save_interval=1), "--save {own}: would write over --ref-load"),
+        (
+            dict(save="{own}", ref_load="{own}", ref_ckpt_step=1, save_interval=1, keep_checkpoints=2),
+            "--keep-checkpoints 2: would remove iteration 1 of --ref-load",
+        ),
+        (
+            dict(
+                **dict(save="{own}", save_interval=1, keep_checkpoints=2, use_opd=True, opd_type="megatron"),
+                **dict(opd_teacher_load="{own}", opd_teacher_ckpt_step=1),
+            ),
+            "--keep-checkpoints 2: would remove iteration 1 of --opd-teacher-load",
+        ),
         (dict(save_hf="{model}", save_interval=1), "--save-hf {model}: would overwrite --hf-checkpoint"),
         (dict(save_hf="{own}", load="{own}", save_interval=1), "--save-hf {own}: would overwrite --load"),
     ],
@@ -92,6 +103,7 @@ def test_an_output_that_is_an_input_is_refused(words, refusal, places, changes, 
     [
         dict(save="{own}", load="{own}", save_interval=1),
         dict(save="{own}", ref_load="{own}", ref_ckpt_step=1, save_interval=1),
+        dict(save="{tmp}/new", ref_load="{own}", ref_ckpt_step=1, save_interval=1, keep_checkpoints=2),
         dict(save="{tmp}/new", ref_load="{model}", save_interval=1),
         dict(save_hf="{tmp}/{{rollout_id}}", save_interval=1),
         dict(save="{tmp}/7", save_hf="{tmp}/7/hf_{{rollout_id:05d}}", save_interval=1),

@@ -9,7 +9,8 @@ from slime.observability.run_log import RunLog
 from slime.observability.tracking import Tracker
 from slime.ray import train_group
 from slime.ray.train_group import RayTrainGroup
-from slime.training.checkpoint_dir import MARKER
+from slime.training.checkpoint_dir import MARKER, iteration_dir
+from slime.utils.checkpoint_record import write_record
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.report import SyncReport
 from tests.run_args import config_with
@@ -131,6 +132,20 @@ def test_new_ranks_go_on_from_the_version_that_engines_may_have(started, saved, 
     new.connect_rollout_engines.remote.assert_not_called()
     group.update_weights()
     new.connect_rollout_engines.remote.assert_called_once_with(["an engine"])
+
+
+def test_new_ranks_go_on_from_the_newest_whole_checkpoint(started, saved, caplog):
+    for iteration in (2, 3):
+        directory = iteration_dir(saved, iteration)
+        directory.mkdir()
+        (directory / "metadata.json").write_text("{}")
+        write_record(directory, 0, 1)
+    (directory / "metadata.json").write_text("{")
+    group, _ = started(0)
+    group.rebuild(saved)
+    assert group._actors[0].args.ckpt_step == 2
+    reason = "iter_0000003: metadata.json has 1 bytes (wanted: 2)"
+    assert f"actor: {saved}: {reason}: iteration 2 is loaded" in caplog.text
 
 
 def test_a_step_says_what_its_weight_updates_took(started, monkeypatch):

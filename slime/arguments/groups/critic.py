@@ -1,9 +1,9 @@
 """The critic: whether there is one, where it trains, and what of the flags its processes see otherwise."""
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from slime.arguments.core.flag import flags_of, option_string
 from slime.arguments.core.group import ConfigGroup
@@ -11,6 +11,8 @@ from slime.arguments.core.run_args import copied
 from slime.arguments.validate.checkpoint_files import (
     bad_checkpoint,
     has_checkpoint,
+    marked_iteration,
+    newest_of_all,
     newest_whole,
     unusable_weights,
 )
@@ -59,6 +61,18 @@ def notes(args: Namespace) -> Iterator[str]:
         )
     if args.offload_train is False and not _has_own_gpus(args):
         yield "--no-offload-train: has no effect, actor and critic take turns on the same GPUs"
+    yield from _damaged(args)
+
+
+def _damaged(args: Namespace) -> Iterator[str]:
+    """Iterations of this run's critic that are not gone on from."""
+    own = _own_places(args)
+    place = args.critic_load or _found_in(own)
+    if args.ckpt_step is not None or place not in own:
+        return
+    step = newest_of_all((args.load, place), args.verify_checkpoint)
+    for reason in newest_whole(place, args.verify_checkpoint)[1] if step is not None else ():
+        yield f"--critic-load {place}: {reason}: iteration {step} is loaded"
 
 
 def derive(args: Namespace) -> None:
@@ -90,25 +104,37 @@ def _derive_load(args: Namespace) -> None:
     A checkpoint of this run is gone on from if the actor goes on too, and then at the same iteration: a run
     that was killed between their saves goes on at the earlier one. Of any other only the weights are taken.
     """
-    own = {place for place in (args.critic_save, _beside(args.load)) if place is not None}
+    own = _own_places(args)
     if args.critic_load is None:
-        args.critic_load = next((place for place in sorted(own) if has_checkpoint(place)), None)
-    (actor, skipped), (critic, _) = (
-        newest_whole(place, args.verify_checkpoint) for place in (args.load, args.critic_load)
-    )
-    args.critic_resumes = args.critic_load in own and None not in (actor, critic)
-    chosen = args.ckpt_step is not None and not skipped
-    if args.critic_resumes and not chosen and actor != critic:
-        args.ckpt_step = min(actor or 0, critic or 0)
+        args.critic_load = _found_in(own)
+    places = args.load, args.critic_load
+    marked = [marked_iteration(place) for place in places]
+    args.critic_resumes = args.critic_load in own and None not in marked
+    if args.critic_resumes and args.ckpt_step in (None, _gone_back_to(args)):
+        step = newest_of_all(places, args.verify_checkpoint)
+        args.ckpt_step = None if marked == [step, step] else step
     if args.critic_load in own and not args.critic_resumes:
         # It was saved before the actor's first checkpoint.
         args.critic_load = None
-    if args.critic_load is None and actor is not None:
+    if args.critic_load is None and marked[0] is not None:
         args.critic_load = args.load
 
 
-def _beside(load: str | None) -> str | None:
-    return None if load is None else str(Path(load) / "critic")
+def _own_places(args: Namespace) -> set[str]:
+    """Where a checkpoint of this run's critic may be, the same before and after ``derive``."""
+    saved = args.critic_save or (args.save and str(Path(args.save) / "critic"))
+    loaded = args.load and str(Path(args.load) / "critic")
+    return {place for place in (saved, loaded) if place}
+
+
+def _found_in(places: Iterable[str]) -> str | None:
+    return next((place for place in sorted(places) if has_checkpoint(place)), None)
+
+
+def _gone_back_to(args: Namespace) -> int | None:
+    """The iteration that the actor would go on from because a newer one is damaged."""
+    step, skipped = newest_whole(args.load, args.verify_checkpoint)
+    return step if skipped else None
 
 
 def of_critic(args: V) -> V:
@@ -128,9 +154,15 @@ def of_critic(args: V) -> V:
         **dict(save_debug_train_data=None, num_critic_only_steps=0),
     }
     if not given["critic_resumes"]:
-        changes |= dict(finetune=True, no_load_optim=True, no_load_rng=True, ckpt_step=None)
+        changes |= dict(finetune=True, no_load_optim=True, no_load_rng=True, ckpt_step=_step(given))
     own = given.get("critic_overrides") or {}
     return copied(args, **changes | {key: value for key, value in own.items() if key not in _ALWAYS})
+
+
+def _step(given: Mapping[str, Any]) -> int | None:
+    """The iteration that the critic loads: the actor's, if it is of the same run; None for the latest."""
+    is_own = given["critic_resumes"] or given["critic_load"] == given["load"]
+    return given["ckpt_step"] if is_own else None
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
@@ -163,7 +195,7 @@ def missing(args: Namespace) -> Iterator[str]:
     """The critic's checkpoint, and a place for new ones."""
     if not args.use_critic:
         return
-    yield from bad_checkpoint(args, "critic_load", args.ckpt_step if args.critic_resumes else None)
+    yield from bad_checkpoint(args, "critic_load", _step(vars(args)))
     yield from bad_output(args, "critic_save", is_directory=True)
     if args.critic_save is not None:
         for name in ("save", "load", "ref_load", "hf_checkpoint"):

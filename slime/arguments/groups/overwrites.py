@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from string import Formatter
 
-from slime.arguments.core.flag import given
+from slime.arguments.core.flag import given, option_string
 from slime.arguments.core.group import ConfigGroup
 
 _OF_A_MODEL = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
@@ -94,6 +94,11 @@ def _models_written_over(args: Namespace) -> Iterator[str]:
         moves = source == "--ref-load" and args.ref_ckpt_step is None
         if save and (source == "--hf-checkpoint" or moves) and save.is_at(path):
             yield f"--save {save.path}: would write over {source} (wanted: another directory)"
+    for name in ("ref", "opd_teacher") if save and args.keep_checkpoints is not None else ():
+        place, step = getattr(args, f"{name}_load"), getattr(args, f"{name}_ckpt_step")
+        if save and place is not None and step is not None and save.is_at(place):
+            reason = f"would remove iteration {step} of {option_string(f'{name}_load')}"
+            yield f"--keep-checkpoints {args.keep_checkpoints}: {reason} (wanted: a copy of it elsewhere)"
 
 
 CONFIG_GROUP = ConfigGroup({}, missing=missing)

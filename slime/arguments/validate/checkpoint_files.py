@@ -4,8 +4,9 @@ A checkpoint is a directory: of the trainer's own, with a marker that names the 
 Hugging Face one, with a ``config.json``.
 """
 
+import os
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeGuard, cast
@@ -60,8 +61,13 @@ def marked_iteration(root: str | Path | None) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
-def newest_whole(root: str | Path | None, verify: str) -> tuple[int | None, list[str]]:
+def newest_whole(
+    root: str | Path | None, verify: str, up_to: int | None = None
+) -> tuple[int | None, list[str]]:
     """Finds the newest iteration, from the marked one on back, whose files are as they were written.
+
+    Args:
+        up_to: no iteration after this one.
 
     Returns:
         The iteration: the marked one if none is whole, None if none is marked. And of each damaged one
@@ -72,7 +78,8 @@ def newest_whole(root: str | Path | None, verify: str) -> tuple[int | None, list
         return marked, []
     skipped: list[str] = []
     there = iterations(Path(root))
-    for number in (number for number in there if marked in there and number <= marked):
+    newest = marked if up_to is None else min(marked, up_to)
+    for number in (number for number in there if marked in there and number <= newest):
         reason = _damage(there[number], verify)
         if reason is None:
             return number, skipped
@@ -80,10 +87,28 @@ def newest_whole(root: str | Path | None, verify: str) -> tuple[int | None, list
     return marked, []
 
 
+def newest_of_all(roots: Sequence[str | Path | None], verify: str) -> int | None:
+    """Finds the newest iteration that is whole in each of several directories.
+
+    Returns:
+        The earliest of their newest whole ones if there is none; None if one of them has no iteration.
+    """
+    step: int | None = None
+    while True:
+        found = [newest_whole(root, verify, step)[0] for root in roots]
+        known = [number for number in found if number is not None]
+        if len(known) < len(found):
+            return None
+        if step is not None and min(known) >= step:
+            return step
+        step = min(known)
+
+
 def _damage(directory: Path, verify: str) -> str | None:
     """What is wrong with the first damaged file; reads all of them once, if at all."""
     if verify == "none":
         return None
+    directory = Path(os.path.abspath(directory))  # flags are looked at before their places are made absolute
     looks = [(path, path.stat()) for path in sorted(directory.rglob("*")) if path.is_file()]
     stamp = tuple((str(path), look.st_size, look.st_mtime_ns) for path, look in looks)
     return _known_damage(directory, verify == "checksums", stamp)
