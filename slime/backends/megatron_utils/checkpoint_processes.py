@@ -13,6 +13,9 @@ from typing import Any
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
+Writer = tuple[ForkProcess, Connection, str]
+"""A process that writes, where it answers, and its file."""
+
 
 def install() -> None:
     """Has checkpoints of this process written by `write_in_processes`."""
@@ -44,25 +47,30 @@ def write_in_processes(
     Args:
         results: gets what was written by the number of the bucket, or the first exception.
     """
-    context = mp.get_context("fork")
-    writers: list[tuple[ForkProcess, Connection]] = []
-    for number, bucket in enumerate(buckets):
+    writers = [_started(transforms, use_msc, number, bucket) for number, bucket in enumerate(buckets)]
+    written = {}
+    for number, writer in enumerate(writers):
+        written[number] = writer if isinstance(writer, Exception) else _answer_of(*writer)
+    failures = [outcome for outcome in written.values() if isinstance(outcome, Exception)]
+    results.put(failures[0] if failures else written)
+
+
+def _started(transforms: list[Any], use_msc: bool, number: int, bucket: Any) -> Writer | RuntimeError:
+    """A process that writes a bucket, or why there is none: other ranks wait for what this one has to say."""
+    context, path = mp.get_context("fork"), str(bucket[0])
+    try:
         receiver, sender = context.Pipe(duplex=False)
-        options = {"use_msc": True} if use_msc else {}
         answer = _Answer(sender)
         process = context.Process(
             target=FileSystemWriterAsync.write_preloaded_data,
             args=(transforms, number, bucket, answer, answer, True),
-            kwargs=options,
+            kwargs={"use_msc": True} if use_msc else {},
         )
         process.start()
-        sender.close()
-        writers.append((process, receiver))
-    written = {}
-    for number, (process, receiver) in enumerate(writers):
-        written[number] = _answer_of(process, receiver, str(buckets[number][0]))
-    failures = [outcome for outcome in written.values() if isinstance(outcome, Exception)]
-    results.put(failures[0] if failures else written)
+    except OSError as error:  # no memory, no process or no file is left
+        return RuntimeError(f"{path}: no process could be started to write it ({error.strerror})")
+    sender.close()
+    return process, receiver, path
 
 
 def _answer_of(process: ForkProcess, receiver: Connection, path: str) -> Any:
@@ -70,7 +78,7 @@ def _answer_of(process: ForkProcess, receiver: Connection, path: str) -> Any:
     wait([receiver, process.sentinel])
     try:
         return receiver.recv() if receiver.poll() else _unanswered(process, path)
-    except EOFError:
+    except (EOFError, OSError):  # OSError: it was killed in the middle of what it said
         return _unanswered(process, path)
     finally:
         process.join()

@@ -1,8 +1,11 @@
 """A process that writes shards and ends without a word fails the save, which names its file."""
 
+import errno
 import os
 import queue
 import signal
+import struct
+from multiprocessing.connection import Connection
 
 import pytest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
@@ -45,6 +48,27 @@ def test_what_was_written_is_told_by_bucket(write):
 )
 def test_one_that_is_killed_fails_the_save(write, end, how):
     assert str(write(end)) == f"b.distcp: the process that wrote it {how}"
+
+
+def test_one_that_cannot_be_started_fails_the_save(write, monkeypatch):
+    def fork():
+        if ended := forks.pop():
+            raise ended
+        return real()
+
+    real, forks = os.fork, [BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), None]
+    monkeypatch.setattr(os, "fork", fork)
+    why = "no process could be started to write it (Resource temporarily unavailable)"
+    assert str(write(lambda: None)) == f"b.distcp: {why}"
+
+
+def test_one_that_is_killed_in_the_middle_of_its_answer_fails_the_save(write, monkeypatch):
+    def cut(sender, result):
+        sender._send(struct.pack("!i", 100) + b"half of it")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(Connection, "send", cut)
+    assert str(write(lambda: None)) == "a.distcp: the process that wrote it was killed by SIGKILL"
 
 
 def test_an_exception_is_told(tmp_path):
