@@ -47,12 +47,14 @@ class Restarts:
         """Returns the exit status of the last start; of a signal, 128 and its number. In the main thread."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._hand_on)
-        failures = 0
+        failures, ends = 0, {0, BAD_FLAGS, INTERRUPTED, termination.STATUS}
         while True:
             before = self._progress()
             status = self._start_once()
-            if self._told or status in (0, BAD_FLAGS, INTERRUPTED, termination.STATUS):
+            if self._told or status in ends:
                 return status
+            # From now on it may also mean a port or a directory that the start before has not let go of yet.
+            ends.discard(BAD_FLAGS)
             failures = 1 if self._progress() != before else failures + 1
             if failures > self._limit:
                 _say(f"error: the run {_ended(status)}, {failures} times in a row without a new checkpoint")

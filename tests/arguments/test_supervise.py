@@ -57,6 +57,38 @@ def test_what_would_begin_anew_each_time_is_refused(restarts, words, flag, capsy
     assert restarts == []
 
 
+@pytest.mark.parametrize("flag", ["--no-load-optim", "--no-save-optim"])
+def test_a_start_that_would_not_have_the_optimizer_of_the_one_before_is_refused(
+    restarts, words, flag, capsys
+):
+    assert main(["train", "--supervise", *words(), *GOING_ON, flag]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {flag}: under --supervise no start would have")
+    assert main(["train", "--supervise", *words(), *GOING_ON, "--no-load-optim", "--no-save-optim"]) == 7
+
+
+def test_users_code_is_not_imported(restarts, words, tmp_path, monkeypatch):
+    (tmp_path / "of_a_user.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+    line = [*words(), *GOING_ON, "--supervise", "--custom-rm-path", "of_a_user.reward"]
+    assert main(["train", *line]) == 7
+
+
+def test_a_check_is_not_supervised(words):
+    assert not supervision.wants_supervisor([*words(), *GOING_ON, "--supervise", "--check"])
+
+
+def test_a_checkpoint_of_the_same_iteration_is_a_new_one(restarts, words, tmp_path):
+    main(["train", *words(), *GOING_ON, "--supervise"])
+    ((_, _, progress, _),) = restarts
+    marker = tmp_path / "out/latest_checkpointed_iteration.txt"
+    marker.parent.mkdir()
+    marker.write_text("3")
+    os.utime(marker, (1, 1))
+    before = progress()
+    marker.write_text("3")
+    assert progress() != before
+
+
 def test_mistakes_are_left_to_the_run(restarts, words):
     assert supervision.supervise([*words(), *GOING_ON, "--lr", "fast"]) is None
 

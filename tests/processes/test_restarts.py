@@ -71,6 +71,7 @@ def starts(place):
         ("1,0", 0, 2),
         ("kill,0", 0, 2),
         ("2", 2, 1),  # flags that cannot be used
+        ("1,2,0", 0, 3),  # which may also be a port that the first start has not let go of
         ("130", 130, 1),  # interrupted by someone else
         ("143", 143, 1),
         ("1", 1, 3),
