@@ -15,7 +15,8 @@ from tools.quickstart.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("python", "mypy", "ruff", "shellcheck", "mkdocs", "nvidia-smi", "curl")
-NOTE = '#!/bin/sh\nprintf "%s " "${0##*/}" "$@" >>"$NOTE"; echo >>"$NOTE"\n'
+# In one write: some run beside each other.
+NOTE = '#!/bin/sh\nprintf "%s\\n" "${0##*/} $*" >>"$NOTE"\n'
 EXTRAS = ("", "dev,test", "dev,docs,test")
 Start = Callable[[Command], list[str]]
 

@@ -90,7 +90,7 @@ def test_commands_of_pages_run_on_all_of_their_nodes(cluster, tmp_path):
         assert said.split()[0] == "train" if behind[0] == "slime" else "/train" in said.split()[0]
         assert len(started(tmp_path)) == 1 + words.index("--")
 
-    hold_each(printed("bash scripts/ray-cluster.sh"), check, least=3)
+    hold_each(printed("bash scripts/ray-cluster.sh"), check, least=2)
 
 
 def test_the_token_stands_in_no_command_line(cluster, tmp_path):
