@@ -55,6 +55,7 @@ class _BeforeAdapters(MetaPathFinder):
 
             for name in ("arange", "empty", "tensor", "zeros"):
                 setattr(torch, name, _without_pinning(getattr(torch, name)))
+            torch.Tensor.pin_memory = lambda tensor, device=None: tensor
 
 
 def _without_pinning(make: Callable[..., Any]) -> Callable[..., Any]:
