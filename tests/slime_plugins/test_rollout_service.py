@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import threading
 
 import httpx
@@ -103,13 +104,14 @@ def test_a_writer_waits_while_too_many_wait_and_gives_up_at_its_deadline(tmp_pat
     with served(create_app(buffer)) as port:
         url = f"http://127.0.0.1:{port}"
         full = threading.Event()
-        writer = BufferClient(url, deadline_s=0.5)
-        assert writer.write(PLAIN) and not writer.write(PLAIN)
+        patient = BufferClient(url, deadline_s=600)
+        assert patient.write(PLAIN) and not patient.write(PLAIN)
         refused = httpx.post(f"{url}/buffer/write", json=PLAIN | {"uid": "2"})
         assert refused.status_code == 429 and refused.headers["Retry-After"] == "0"
-        with pytest.raises(httpx.HTTPStatusError, match=r"HTTP 429: .*1 trajectories wait"):
-            writer.write(PLAIN | {"uid": "2"})
-        patient = BufferClient(url, deadline_s=600)
+        with pytest.raises(httpx.HTTPError) as given_up:
+            BufferClient(url, deadline_s=0.5).write(PLAIN | {"uid": "2"})
+        if not isinstance(given_up.value, httpx.TimeoutException):  # the last try, on a busy machine
+            assert re.search(r"HTTP 429: .*1 trajectories wait", str(given_up.value))
         results = []
         thread = threading.Thread(
             target=lambda: (full.set(), results.append(patient.write(PLAIN | {"uid": "2"})))
