@@ -187,4 +187,4 @@ async def test_a_session_must_be_named_and_open(served):
     client.headers["Authorization"] = "Bearer s"
     await ask(client, [USER])
     counted = await client.post(f"{PATH}/count_tokens", json={"messages": [USER]})
-    assert counted.json() == {"input_tokens": 0}
+    assert counted.json()["input_tokens"] > 0

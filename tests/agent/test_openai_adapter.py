@@ -19,6 +19,8 @@ from tests.engines.fake import EOS, NEVER
 PATH = "/v1/chat/completions"
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+STRICT = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}]
+FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}
 USER = {"role": "user", "content": "q"}
 PARAMS = {"max_new_tokens": 100, "temperature": 1.0, "stop": None}
 
@@ -272,6 +274,22 @@ async def test_log_probs_are_those_of_the_engine(serve, engine, tokenizer):
     assert streamed[0]["choices"][0]["logprobs"]["content"] == content
 
 
+async def test_calls_of_strict_tools_follow_their_schemas_or_are_refused(serve, engine):
+    _, client = serve()
+    other = {"type": "function", "function": {"name": "g", "parameters": {"type": "object"}}}
+    await ask(client, [USER], tools=[*STRICT, other])
+    tag = json.loads(engine.seen("generate")[0]["sampling_params"]["structural_tag"])
+    assert not tag["at_least_one"]
+    assert [structure["schema"] for structure in tag["structures"]] == [{"type": "object"}, {}]
+    for unbound in ({"tools": [other]}, {"tools": STRICT, "tool_choice": "none"}):
+        await ask(client, [USER], **unbound)
+        assert "structural_tag" not in engine.seen("generate")[-1]["sampling_params"]
+    _, client = serve(tool_parser=None)
+    response = await client.post(PATH, json={"messages": [USER], "tools": STRICT})
+    assert response.status_code == 400 and "strict" in response.json()["error"]["message"]
+    assert len(engine.seen("generate")) == 3
+
+
 async def test_a_seed_and_a_format_reach_the_engine(serve, engine):
     _, client = serve()
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -393,6 +411,9 @@ async def test_brackets_without_end_are_no_request(serve, engine):
             400,
         ),
         ({"messages": [USER], "tool_choice": {"type": "function", "function": {"name": "f"}}}, 400),
+        ({"messages": [USER], "tools": STRICT, "response_format": {"type": "json_object"}}, 400),
+        ({"messages": [USER], "tools": STRICT, "tool_choice": "auto", "response_format": FORMAT}, 400),
+        ({"messages": [USER], "tools": [{**STRICT[0], "function": {"name": "f", "strict": "yes"}}]}, 400),
         ({"messages": [USER], "logit_bias": {"5": 1}}, 400),
         ({"messages": [USER], "response_format": {"type": "regex"}}, 400),
         ({"messages": [USER], "response_format": {"type": "json_schema"}}, 400),

@@ -176,6 +176,37 @@ async def test_responses_are_kept_by_the_session_and_not_without_end(served, eng
     assert len(engine.seen("generate")) == 5
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_that_is_kept_is_told_again_until_it_is_deleted(served, engine, stream):
+    adapter, client = served
+    engine.answer = lambda conversation: f"<think>hm</think>I ask. {CALL}"
+    asked = {"model": "m", "input": "q", "tools": TOOLS}
+    if stream:
+        async with client.responses.stream(**asked) as events:
+            made = await events.get_final_response()
+    else:
+        made = await client.responses.create(**asked)
+    kept = await client.responses.retrieve(made.id)
+    theirs = {"exclude": {"output"}} if stream else {}  # the client adds what it has parsed
+    assert kept.model_dump(**theirs) == made.model_dump(**theirs) and len(kept.output) == 3
+    assert [item.id for item in kept.output] == [item.id for item in made.output]
+    adapter.open_session("t", sampling_defaults=PARAMS)
+    other = client.with_options(api_key="t")
+    for way in (other.responses.retrieve, other.responses.delete):
+        with pytest.raises(openai.NotFoundError, match="not kept"):
+            await way(made.id)
+    with pytest.raises(openai.BadRequestError, match="include"):
+        await client.responses.retrieve(made.id, include=["reasoning.encrypted_content"])
+    await client.responses.delete(made.id)
+    for way in (client.responses.retrieve, client.responses.delete):
+        with pytest.raises(openai.NotFoundError, match=f"{made.id}.*not kept"):
+            await way(made.id)
+    with pytest.raises(openai.NotFoundError, match="/cancel"):
+        await client.responses.cancel(made.id)
+    (sample,) = await adapter.finish_session("s", base_sample=Sample())
+    assert sum(sample.loss_mask) == made.usage.output_tokens
+
+
 async def test_instructions_and_words_of_developers_are_one_system_message(served, engine, tokenizer):
     _, client = served
     developer = {"role": "developer", "content": [{"type": "input_text", "text": "second"}]}

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slime.agent.adapters import AnthropicAdapter, OpenAIAdapter
-from slime.agent.adapters import common as adapters
+from slime.agent.adapters import AnthropicAdapter, OpenAIAdapter, refusals
 from slime.agent.aiohttp_threaded import run_app_in_thread
 from slime.backends.embedded_engine.http import bodies
 from slime.backends.embedded_engine.http.app import create_app as engine_app
@@ -116,7 +115,7 @@ def short_bodies(monkeypatch):
         (bodies, "MAX_BODY_BYTES"),
         (http_server, "BODY_BYTES"),
         (asgi, "BODY_BYTES"),
-        (adapters, "BODY_LIMIT"),
+        (refusals, "BODY_LIMIT"),
         (buffer, "BODY_BYTES"),
     ):
         monkeypatch.setattr(module, limit, MOST)

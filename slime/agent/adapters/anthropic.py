@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from slime.agent.adapters.common import UNREADABLE, BaseAdapter, Refused, Turn
-from slime.agent.adapters.forced import forced_call, is_set
+from slime.agent.adapters.forced import forced_call, is_set, strict_calls
 from slime.agent.adapters.growing import EventStream, body_of
 from slime.agent.adapters.session import TurnRequest, reminder
 
@@ -21,21 +21,30 @@ _PARAMS = {
     "max_tokens": "max_new_tokens",
 }
 _REASONS = {"stop": "end_turn", "length": "max_tokens"}
-_ERRORS = {401: "authentication_error", 429: "rate_limit_error"}
+_ERRORS = {
+    **{401: "authentication_error", 403: "permission_error", 404: "not_found_error"},
+    **{413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error"},
+}
+_STATUSES = {503: 529}
+"""What this API has instead of a status of HTTP."""
 _Message = dict[str, Any]
 
 
 class AnthropicAdapter(BaseAdapter):
     """Serves ``POST /v1/messages``, whole or as server-sent events, and ``/v1/messages/count_tokens``.
 
-    The session is the bearer token, else the header ``X-Api-Key``. Tokens are not counted beforehand: the
-    count is always 0.
+    The session is the bearer token, else the header ``X-Api-Key``. The count is that of the prompt which the
+    engine would get: of a conversation that goes on with the tokens of its answers.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.app.router.add_post("/v1/messages", self._answer)
         self.app.router.add_post("/v1/messages/count_tokens", self._count)
+
+    def refusal(self, status: int, reason: str) -> web.Response:
+        """The answer to what is refused, as Anthropic's clients read it."""
+        return _error(status, reason)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -51,8 +60,9 @@ class AnthropicAdapter(BaseAdapter):
             return _error(error.status, str(error))
         except UNREADABLE as error:
             return _error(400, f"not a request for a message: {error!r}")
-        content = {"content": _blocks(turn), "stop_reason": _reason(turn), "usage": _usage(turn)}
-        return web.json_response(_message(body) | content)
+        return web.json_response(
+            _message(body) | {"content": _blocks(turn)} | _ended(turn) | {"usage": _usage(turn)}
+        )
 
     async def _stream(self, request: web.Request, body: _Message, asked: TurnRequest) -> web.StreamResponse:
         """Thoughts and text as they grow; calls of tools, known only at the end, each in one piece."""
@@ -66,7 +76,16 @@ class AnthropicAdapter(BaseAdapter):
         return await blocks.end(turn)
 
     async def _count(self, request: web.Request) -> web.Response:
-        return web.json_response({"input_tokens": 0})
+        try:
+            sid = _session_of(request)
+            self.open_session_of(sid, takes_turn=False)
+            messages, tools, _ = _read(await body_of(request), self._tool_parser)
+            count = self.prompt_tokens(TurnRequest(sid, messages, tools, {}))
+        except Refused as error:
+            return _error(error.status, str(error))
+        except UNREADABLE as error:
+            return _error(400, f"not a request for a count of tokens: {error!r}")
+        return web.json_response({"input_tokens": count})
 
 
 def _session_of(request: web.Request) -> str:
@@ -96,6 +115,8 @@ def _read(
     if choice in ("any", "tool"):
         name = body["tool_choice"]["name"] if choice == "tool" else None
         params |= forced_call(name, tools, tool_parser)
+    else:
+        params |= strict_calls(tools, tool_parser, params, "a format")
     return messages, tools or None, params
 
 
@@ -106,10 +127,9 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(tool["name"], str):
         raise ValueError(f"a tool's name is {tool['name']!r} (wanted: text)")
     described = {"description": tool["description"]} if tool.get("description") else {}
-    return {
-        "type": "function",
-        "function": {"name": tool["name"], **described, "parameters": tool["input_schema"]},
-    }
+    strict = {"strict": True} if is_set(tool, "strict", default=False) else {}
+    function = {"name": tool["name"], **described, "parameters": tool["input_schema"], **strict}
+    return {"type": "function", "function": function}
 
 
 def _chat_messages(role: str, content: Any) -> Iterator[_Message]:
@@ -193,8 +213,12 @@ def _calls(turn: Turn) -> list[dict[str, Any]]:
     ]
 
 
-def _reason(turn: Turn) -> str:
-    return "tool_use" if turn.output.tool_calls else _REASONS.get(turn.finish_reason, "end_turn")
+def _ended(turn: Turn) -> dict[str, str | None]:
+    """Why an answer ended, and the stop string that ended it."""
+    if turn.output.tool_calls:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    reason = "stop_sequence" if turn.stop_string else _REASONS.get(turn.finish_reason, "end_turn")
+    return {"stop_reason": reason, "stop_sequence": turn.stop_string}
 
 
 def _usage(turn: Turn) -> dict[str, int]:
@@ -230,8 +254,7 @@ class _Blocks:
             written = json.dumps(call["input"])
             await self._add({**call, "input": {}}, {"type": "input_json_delta", "partial_json": written})
         await self._close()
-        ended = {"stop_reason": _reason(turn), "stop_sequence": None}
-        await self.send({"type": "message_delta", "delta": ended, "usage": _usage(turn)})
+        await self.send({"type": "message_delta", "delta": _ended(turn), "usage": _usage(turn)})
         return await self.send({"type": "message_stop"})
 
     async def _add(self, block: dict[str, Any], delta: dict[str, Any]) -> None:
@@ -251,9 +274,11 @@ class _Blocks:
 
 
 def _error(status: int, reason: str) -> web.Response:
+    status = _STATUSES.get(status, status)
     return web.json_response({"type": "error", "error": _described(status, reason)}, status=status)
 
 
 def _described(status: int, reason: str) -> dict[str, str]:
+    status = _STATUSES.get(status, status)
     fallback = "api_error" if status >= 500 else "invalid_request_error"
     return {"type": _ERRORS.get(status, fallback), "message": reason}

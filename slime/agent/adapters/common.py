@@ -9,15 +9,14 @@ from typing import Any
 
 import httpx
 from aiohttp import web
-from aiohttp.typedefs import Handler
 from transformers import PreTrainedTokenizerBase
 
+from slime.agent.adapters import refusals
 from slime.agent.adapters.engine import call_sglang_generate, engine_answer, tokens_of
 from slime.agent.adapters.forced import ended_by_call
 from slime.agent.adapters.growing import Follow, GrowingAnswer, refused_by
 from slime.agent.adapters.rendering import Rendering, Tools, with_text
 from slime.agent.adapters.session import Messages, Refused, Session, Turn, TurnRequest, sampling_of_turn
-from slime.agent.aiohttp_threaded import LISTENS_ON
 from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output, thoughts_are_open
 from slime.agent.trajectory import (
     Chain,
@@ -30,30 +29,17 @@ from slime.agent.trajectory import (
 from slime.backends.embedded_engine.grammar.wanted import FIELDS as GRAMMARS
 from slime.utils.engine_meta import asks_for_nuclei
 from slime.utils.http_utils import HttpStatusError
-from slime.utils.same_site import FOREIGN, is_foreign
 from slime.utils.types import Sample
 
 __all__ = ["BaseAdapter", "Refused", "Session", "TurnRecord", "call_sglang_generate", "flatten_content"]
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading a body raises that is no request: RecursionError of a thousand brackets."""
-BODY_LIMIT = 64 * 2**20
 _FORK_THRESHOLD = 1024
 _ENDED_KEPT = 10_000
 _POLL_S = 0.02
 _TAIL = 32
 """Tokens at the end of a prompt in which a template may have opened the thoughts."""
-
-
-@web.middleware
-async def _look_at_head(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Nothing of a page of another site, and no body that is announced as too long."""
-    host, origin = request.headers.get("Host", ""), request.headers.get("Origin", "")
-    if is_foreign(host, origin, request.app.get(LISTENS_ON, "")):
-        return web.json_response(FOREIGN, status=403)
-    if (request.content_length or 0) > BODY_LIMIT:
-        raise web.HTTPRequestEntityTooLarge(BODY_LIMIT, request.content_length or 0)
-    return await handler(request)
 
 
 class BaseAdapter:
@@ -90,9 +76,14 @@ class BaseAdapter:
         self.trajectories = TrajectoryManager(fork_threshold_tokens=threshold)
         self._sessions: dict[str, Session] = {}
         self._ended: dict[str, None] = {}  # in the order of their ends
-        self.app = web.Application(client_max_size=BODY_LIMIT, middlewares=[_look_at_head])
+        self.app = web.Application(client_max_size=refusals.BODY_LIMIT, middlewares=[refusals.look_at_head])
+        self.app[refusals.REFUSAL] = self.refusal
         self.app.router.add_get("/healthz", self._health)
         self.app.router.add_get("/v1/models", self._models)
+
+    def refusal(self, status: int, reason: str) -> web.Response:
+        """The answer to what is refused, as clients of this API read it."""
+        return web.json_response({"error": reason}, status=status)
 
     def open_session(
         self, sid: str, *, sampling_defaults: Mapping[str, Any] | None = None, max_context_tokens: int = 0
@@ -180,11 +171,11 @@ class BaseAdapter:
         finally:
             session.running -= 1
 
-    def open_session_of(self, sid: str) -> Session:
+    def open_session_of(self, sid: str, takes_turn: bool = True) -> Session:
         """Known from the head of a request, before its body is read.
 
         Raises:
-            Refused: it is not open, or has had its turns.
+            Refused: it is not open, or has had its turns and shall take one.
         """
         session = self._sessions.get(sid)
         if session is None and sid not in self._ended:
@@ -192,25 +183,23 @@ class BaseAdapter:
         if session is None or session.closed:
             raise Refused(503, f"session {sid!r} is closed")
         taken = self.trajectories.turn_count(sid) + session.running
-        if self._max_turns is not None and taken >= self._max_turns:
+        if takes_turn and self._max_turns is not None and taken >= self._max_turns:
             raise Refused(429, f"session {sid!r} has had its {self._max_turns} turns")
         return session
 
     async def _take_turn(
         self, session: Session, asked: TurnRequest, follow: Follow | None, top_log_probs: int
     ) -> Turn:
-        messages = [with_text(message) for message in asked.messages]
-        plain = plain_messages(messages)
-        chain = self.trajectories.continued(asked.sid, plain)
-        heard = messages[len(chain.messages) if chain else 0 :]
-        prompt = self._prompt_ids(chain, messages, asked.tools)
+        prompt, plain, heard = self._prompt_of(asked)
         body = self._request(session, asked, prompt, top_log_probs)
         growing = GrowingAnswer(
-            calls=bool(self._tool_parser and asked.tools), reasons=self._reasoning_parser is not None
+            self._tokenizer,
+            calls=bool(self._tool_parser and asked.tools),
+            reasons=self._reasoning_parser is not None,
         )
 
         async def tell(triples: list[Any]) -> None:
-            if follow and any(new := growing.more(self.text_of([triple[1] for triple in triples]))):
+            if follow and any(new := growing.more(triples)):
                 await follow(*new)
 
         reads = functools.partial(self._parsed, asked.tools, self._thinks(prompt))
@@ -242,11 +231,23 @@ class BaseAdapter:
         if not session.closed:  # or it would come back after it was finished
             errors = sum(bool(message.get("is_error")) for message in heard) + parsed.ill_formed
             self._record(asked.sid, record, plain, parsed, errors)
-        tops = [[(p, token) for p, token, *_ in row] for row in meta.get("output_top_logprobs") or []]
-        pairs = list(zip(record.output_log_probs, record.output_ids, strict=True))
-        return Turn(
-            parsed, reason, len(prompt), len(record.output_ids), pairs, tops, meta.get("cached_tokens", 0)
-        )
+        return Turn.of(parsed, record)
+
+    def prompt_tokens(self, asked: TurnRequest) -> int:
+        """How many tokens the engine would get for this turn.
+
+        Raises:
+            Refused: the template fails on the messages, or they hold what is no text.
+        """
+        return len(self._prompt_of(asked)[0])
+
+    def _prompt_of(self, asked: TurnRequest) -> tuple[list[int], list[PlainMessage], Messages]:
+        """The prompt of a turn, its messages, and those of them that no earlier turn had."""
+        messages = [with_text(message) for message in asked.messages]
+        plain = plain_messages(messages)
+        chain = self.trajectories.continued(asked.sid, plain)
+        heard = messages[len(chain.messages) if chain else 0 :]
+        return self._prompt_ids(chain, messages, asked.tools), plain, heard
 
     def _request(
         self, session: Session, asked: TurnRequest, prompt: Sequence[int], top_log_probs: int

@@ -26,6 +26,27 @@ def forced_call(
     return forcing_params(tool_parser, functions, parallel=True, forced=True)
 
 
+def strict_calls(
+    tools: Sequence[Mapping[str, Any]], tool_parser: str | None, params: Mapping[str, Any], beside: str
+) -> dict[str, str]:
+    """Returns the engine's parameter under which calls of strict tools follow their schemas.
+
+    Args:
+        beside: the field by which a request asks for a format of the answer, for the message.
+
+    Raises:
+        Refused: there is no parser that would read the calls, or the answer has to be of a format as well.
+    """
+    functions = [dict(tool["function"]) for tool in tools if tool.get("type") == "function"]
+    if not any(is_set(function, "strict", default=False) for function in functions):
+        return {}
+    if tool_parser is None:
+        raise Refused(400, "tools: strict ones need a tool parser (wanted: strict false or without)")
+    if "json_schema" in params:
+        raise Refused(400, f"tools: strict ones beside {beside} (wanted: one of them)")
+    return forcing_params(tool_parser, functions, parallel=True, forced=False)
+
+
 def is_set(holder: Mapping[str, Any], field: str, default: bool) -> bool:
     """Whether a request has set this field.
 

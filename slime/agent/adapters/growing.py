@@ -1,16 +1,18 @@
 """What the agent asks, and an answer that it is told while the engine writes it, or why there is none."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import httpx
 import orjson
 from aiohttp import web
+from transformers import PreTrainedTokenizerBase
 
 from slime.agent.adapters.session import Refused
 from slime.agent.parsing import ParsedModelOutput
+from slime.backends.embedded_engine.tokenizer import GrowingText
 from slime.utils.http_utils import HttpStatusError
 
 Follow = Callable[[str, str], Awaitable[None]]
@@ -28,12 +30,20 @@ class GrowingAnswer:
     end, and with a reasoning parser everything until the thoughts are closed.
     """
 
-    def __init__(self, *, calls: bool, reasons: bool) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, calls: bool, reasons: bool) -> None:
         self._calls, self._reasons = calls, reasons
         self._reasoning = self._text = ""
+        self._end, self._ids = tokenizer.eos_token_id, list[int]()
+        self._decoded = GrowingText(tokenizer, skip_special_tokens=False)
 
-    def more(self, written: str) -> tuple[str, str]:
-        """New reasoning and new text, of all that was written so far."""
+    def more(self, triples: Sequence[Any]) -> tuple[str, str]:
+        """New reasoning and new text, of the log-prob, the id and the text of each token so far.
+
+        Only new tokens are decoded: all of them at each would be the square of an answer.
+        """
+        self._ids += [triple[1] for triple in triples[len(self._ids) :]]
+        ended = bool(self._ids) and self._ids[-1] == self._end
+        written = self._decoded.update(self._ids[:-1] if ended else self._ids)
         reasoning = ""
         if self._reasons:
             thought, closed, written = written.partition(_THOUGHT_CLOSES)

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from slime.agent.adapters.common import UNREADABLE, BaseAdapter, Refused, Turn
-from slime.agent.adapters.forced import is_set
+from slime.agent.adapters.forced import is_set, strict_calls
 from slime.agent.adapters.growing import EventStream, body_of
 from slime.agent.adapters.openai_fields import (
     bearer,
@@ -38,7 +38,14 @@ class OpenAIAdapter(BaseAdapter):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.app.router.add_post("/v1/chat/completions", self._complete)
-        self.app.router.add_post("/v1/responses", Responses(self, self._tool_parser).answer)
+        responses = Responses(self, self._tool_parser)
+        self.app.router.add_post("/v1/responses", responses.answer)
+        self.app.router.add_get("/v1/responses/{id}", responses.get)
+        self.app.router.add_delete("/v1/responses/{id}", responses.delete)
+
+    def refusal(self, status: int, reason: str) -> web.Response:
+        """The answer to what is refused, as OpenAI's clients read it."""
+        return error_response(status, reason)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -130,6 +137,8 @@ def _read(
     if choice not in (None, "auto", "none"):
         name = None if choice == "required" else choice["function"]["name"]
         params |= forced(name, tools or (), tool_parser, params)
+    else:
+        params |= strict_calls(tools or (), tool_parser, params, "response_format")
     return messages, tools or None, params
 
 

@@ -13,7 +13,7 @@ from slime.agent.adapters.common import UNREADABLE, BaseAdapter
 from slime.agent.adapters.growing import EventStream, body_of
 from slime.agent.adapters.openai_fields import bearer, described, error_response, session_of
 from slime.agent.adapters.responses_request import ResponseRequest, read_request
-from slime.agent.adapters.session import Refused, Session, Turn, TurnRequest
+from slime.agent.adapters.session import KeptResponse, Refused, Session, Turn, TurnRequest
 
 _CLOSES = "</think>"
 _KEPT = 256
@@ -26,9 +26,10 @@ Item = dict[str, Any]
 
 
 class Responses:
-    """``POST /v1/responses`` of an adapter.
+    """``/v1/responses`` of an adapter.
 
-    A response is kept for ``previous_response_id`` unless ``store`` is false: the last 256 of each session.
+    A response is kept for ``previous_response_id`` and for who asks for it, unless ``store`` is false: the
+    last 256 of each session.
     """
 
     def __init__(self, adapter: BaseAdapter, tool_parser: str | None) -> None:
@@ -56,8 +57,39 @@ class Responses:
             return error_response(error.status, str(error))
         except UNREADABLE as error:
             return error_response(400, f"not a request for a response: {error!r}")
-        reply = self._keep(session, wanted, turn, response["id"])
-        return web.json_response(response | {"output": _items(reply)} | self._end(turn))
+        reply = self._adapter.reply_message(turn.output)
+        response |= {"output": _items(reply)} | self._end(turn)
+        _keep(session, wanted, reply, response)
+        return web.json_response(response)
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Answers with a response that is kept."""
+        try:
+            if request.query:
+                asked = ", ".join(request.query)
+                raise Refused(400, f"{asked}: not supported of a kept response (wanted: without)")
+            return web.json_response(self._kept_of(request)[request.match_info["id"]].told)
+        except Refused as error:
+            return error_response(error.status, str(error))
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Keeps a response no longer; what was generated is trained on all the same."""
+        try:
+            del self._kept_of(request)[identity := request.match_info["id"]]
+        except Refused as error:
+            return error_response(error.status, str(error))
+        return web.json_response({"id": identity, "object": "response", "deleted": True})
+
+    def _kept_of(self, request: web.Request) -> dict[str, KeptResponse]:
+        """Returns what the session keeps, the response that the request names among it.
+
+        Raises:
+            Refused: there is no such session, or no such response of it.
+        """
+        kept = self._adapter.open_session_of(session_of(request, {}), takes_turn=False).responses
+        if (identity := request.match_info["id"]) not in kept:
+            raise Refused(404, f"response {identity!r}: not kept (wanted: a recent one of the session)")
+        return kept
 
     async def _stream(
         self,
@@ -76,19 +108,10 @@ class Responses:
                 raise
             told = {"code": "server_error", "message": described(error.status, str(error))["message"]}
             return await events.end("failed", {"status": "failed", "error": told})
-        reply = self._keep(session, wanted, turn, response["id"])
+        reply, ended = self._adapter.reply_message(turn.output), self._end(turn)
         await events.rest(_items(reply))
-        ended = self._end(turn)
+        _keep(session, wanted, reply, response | ended)  # before the agent knows that it is there
         return await events.end(ended["status"], ended)
-
-    def _keep(self, session: Session, wanted: ResponseRequest, turn: Turn, identity: str) -> dict[str, Any]:
-        """The answer as a message of a chat, kept with the conversation for the request that goes on."""
-        reply = self._adapter.reply_message(turn.output)
-        if wanted.store:
-            session.responses[identity] = [*wanted.said, reply]
-            if len(session.responses) > _KEPT:
-                del session.responses[next(iter(session.responses))]
-        return reply
 
     def _end(self, turn: Turn) -> dict[str, Any]:
         cut = turn.finish_reason == "length"
@@ -111,6 +134,14 @@ class Responses:
             return 0
         ids = [token for _, token in turn.log_probs]
         return bisect_left(range(len(ids)), True, key=lambda n: _CLOSES in self._adapter.text_of(ids[:n]))
+
+
+def _keep(session: Session, wanted: ResponseRequest, reply: dict[str, Any], response: dict[str, Any]) -> None:
+    """Keeps a response, with the conversation and the answer as a message of a chat."""
+    if wanted.store:
+        session.responses[response["id"]] = KeptResponse(response, [*wanted.said, reply])
+        if len(session.responses) > _KEPT:
+            del session.responses[next(iter(session.responses))]
 
 
 def _begun(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime.agent.adapters.forced import is_set
+from slime.agent.adapters.forced import is_set, strict_calls
 from slime.agent.adapters.openai_fields import Tool, check_names, forced, grammar, with_arguments
-from slime.agent.adapters.session import Refused, reminder
-from slime.backends.embedded_engine.tool_calls.forced import forcing_params
+from slime.agent.adapters.session import KeptResponse, Refused, reminder
 
 Message = dict[str, Any]
 # Of a request, by the names that the engine has for them.
@@ -55,12 +54,12 @@ class ResponseRequest:
 
 
 def read_request(
-    body: Mapping[str, Any], tool_parser: str | None, kept: Mapping[str, Sequence[Message]]
+    body: Mapping[str, Any], tool_parser: str | None, kept: Mapping[str, KeptResponse]
 ) -> ResponseRequest:
     """Reads a request.
 
     Args:
-        kept: the conversations of earlier responses of the session, by their ids.
+        kept: earlier responses of the session, by their ids.
 
     Raises:
         Refused: it asks for something that cannot be done; the message names the field.
@@ -98,14 +97,14 @@ def _check_fields(body: Mapping[str, Any]) -> None:
             raise Refused(400, f"{name} {value!r}: not supported (wanted: {_ONLY[name][0]!r} or without)")
 
 
-def _earlier(identity: Any, kept: Mapping[str, Sequence[Message]]) -> Sequence[Message]:
+def _earlier(identity: Any, kept: Mapping[str, KeptResponse]) -> Sequence[Message]:
     if identity is None:
         return []
     if identity not in kept:
         raise Refused(
             400, f"previous_response_id {identity!r}: not kept (wanted: a recent one of the session)"
         )
-    return kept[identity]
+    return kept[identity].said
 
 
 def _messages_of(given: Any) -> list[Message]:
@@ -186,11 +185,7 @@ def _calls(
 ) -> dict[str, str]:
     """What keeps the engine to a call, or to the schemas of tools that are strict."""
     if choice in (None, "auto", "none"):
-        functions = [tool["function"] for tool in offered]
-        strict = forcing_params(tool_parser, functions, parallel=True, forced=False) if tool_parser else {}
-        if strict and "json_schema" in params:
-            raise Refused(400, "tools: strict ones beside text.format (wanted: one of them)")
-        return strict
+        return strict_calls(offered, tool_parser, params, "text.format")
     if choice == "required":
         return forced(None, offered, tool_parser, params)
     if choice["type"] != "function":

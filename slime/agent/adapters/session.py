@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from slime.agent.parsing import ParsedModelOutput
+from slime.agent.trajectory import TurnRecord
 
 Messages = Sequence[Mapping[str, Any]]
 OPENAI_PARAMS = {
@@ -34,17 +35,29 @@ class Session:
     """An agent at work.
 
     Attributes:
-        responses: conversations with their answers, by the ids of these, for requests that go on with one.
+        responses: those that are kept, by their ids.
         running: turns under way.
         aborted: the engine gave up on one of its turns, so what the agent made is not whole.
     """
 
     sampling: dict[str, Any]
     max_context_tokens: int
-    responses: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    responses: "dict[str, KeptResponse]" = field(default_factory=dict)
     closed: bool = False
     aborted: bool = False
     running: int = 0
+
+
+class KeptResponse(NamedTuple):
+    """One of OpenAI's responses.
+
+    Attributes:
+        told: what the agent was told.
+        said: the conversation with the answer, for a request that goes on with it.
+    """
+
+    told: dict[str, Any]
+    said: list[dict[str, Any]]
 
 
 class TurnRequest(NamedTuple):
@@ -68,6 +81,7 @@ class Turn:
     Attributes:
         log_probs: of each token, with its id.
         top_log_probs: of the likeliest in the place of each token, if asked for.
+        stop_string: the one that ended it, if one did.
     """
 
     output: ParsedModelOutput
@@ -77,6 +91,23 @@ class Turn:
     log_probs: list[tuple[float, int]] = field(default_factory=list)
     top_log_probs: list[list[tuple[float, int]]] = field(default_factory=list)
     cached_tokens: int = 0
+    stop_string: str | None = None
+
+    @classmethod
+    def of(cls, parsed: ParsedModelOutput, record: TurnRecord) -> "Turn":
+        """What is told of an answer of the engine."""
+        meta = record.meta_info
+        matched = (meta.get("finish_reason") or {}).get("matched")
+        return cls(
+            parsed,
+            record.finish_reason,
+            len(record.prompt_ids),
+            len(record.output_ids),
+            list(zip(record.output_log_probs, record.output_ids, strict=True)),
+            [[(p, token) for p, token, *_ in row] for row in meta.get("output_top_logprobs") or []],
+            meta.get("cached_tokens", 0),
+            matched if isinstance(matched, str) else None,
+        )
 
 
 def reminder(text: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Seq
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import jinja2
 import jinja2.ext
@@ -54,6 +54,12 @@ class Tokenizer:
         return ids[1:] if ids and ids[0] == self.hf.bos_token_id else ids
 
 
+class Decodes(Protocol):
+    """What decodes ids: a `Tokenizer`, or one of transformers."""
+
+    def decode(self, ids: Any, skip_special_tokens: bool, /) -> Any: ...
+
+
 class GrowingText:
     """Text of a growing list of ids, decoded a few ids at a time.
 
@@ -62,7 +68,7 @@ class GrowingText:
     those before it that give them context.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Decodes, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._context = 0

@@ -1,0 +1,182 @@
+"""Anthropic's own client, an adapter, and a scripted engine behind it."""
+
+import asyncio
+import json
+
+import anthropic
+import pytest
+
+from slime.agent.adapters import AnthropicAdapter
+from slime.agent.aiohttp_threaded import run_app_in_thread
+from slime.utils.types import Sample
+from tests.engines.fake import EOS, NEVER
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+TOOLS = [{"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {"x": {}}}}]
+USER = {"role": "user", "content": "q"}
+ASKED = {"model": "m", "max_tokens": 190}
+
+
+@pytest.fixture
+async def served(engine, tokenizer):
+    """An adapter with a session ``s`` that is open, and Anthropic's client of it."""
+    adapter = AnthropicAdapter(
+        tokenizer=tokenizer,
+        sglang_url=f"{engine.url}/generate",
+        tool_parser="hermes",
+        reasoning_parser="qwen3",
+        max_turns_per_sid=6,
+    )
+    server = run_app_in_thread(adapter.app, runner_kwargs={"handler_cancellation": True})
+    adapter.open_session("s", sampling_defaults={"max_new_tokens": 200, "temperature": 1.0})
+    client = anthropic.AsyncAnthropic(base_url=server.url, api_key="s", max_retries=0)
+    yield adapter, client
+    await client.close()
+    server.stop(timeout=300)
+
+
+def encoded(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_with_tools_is_one_sample_of_sampled_tokens(served, engine, tokenizer, stream):
+    adapter, client = served
+    first_text, last_text = f"<think>hm</think>I ask. {CALL}{CALL}", "<think>so</think>done"
+    engine.answer = lambda conversation: last_text if "42" in conversation else first_text
+
+    async def ask(messages):
+        if not stream:
+            return await client.messages.create(**ASKED, messages=messages, tools=TOOLS, system="be brief")
+        asked = client.messages.stream(**ASKED, messages=messages, tools=TOOLS, system="be brief")
+        async with asked as events:
+            return await events.get_final_message()
+
+    one = await ask([USER])
+    thought, text, *calls = one.content
+    assert (thought.thinking, text.text, one.stop_reason) == ("hm", "I ask.", "tool_use")
+    assert [(call.name, call.input) for call in calls] == [("f", {"x": 1})] * 2
+    results = [{"type": "tool_result", "tool_use_id": call.id, "content": "42"} for call in calls]
+    messages = [USER, {"role": "assistant", "content": one.content}, {"role": "user", "content": results}]
+    count = await client.messages.count_tokens(model="m", messages=messages, tools=TOOLS, system="be brief")
+    two = await ask(messages)
+    assert (two.content[-1].text, two.stop_reason) == ("done", "end_turn")
+    first, second = engine.seen("generate")
+    made = encoded(tokenizer, first_text + EOS)
+    assert second["input_ids"][: len(first["input_ids"]) + len(made)] == first["input_ids"] + made
+    assert count.input_tokens == two.usage.input_tokens == len(second["input_ids"])
+    (sample,) = await adapter.finish_session("s", base_sample=Sample(), reward=1.0)
+    assert sum(sample.loss_mask) == len(made) + len(encoded(tokenizer, last_text + EOS))
+
+
+async def test_tokens_are_counted_as_the_template_renders_them(served, engine, tokenizer):
+    adapter, client = served
+    chat = [{"role": "system", "content": "be brief"}, USER]
+    functions = [
+        {
+            "type": "function",
+            "function": {"name": "f", "description": "d", "parameters": TOOLS[0]["input_schema"]},
+        }
+    ]
+    for tools, offered in ((anthropic.NOT_GIVEN, None), (TOOLS, functions)):
+        count = await client.messages.count_tokens(model="m", messages=[USER], system="be brief", tools=tools)
+        rendered = tokenizer.apply_chat_template(
+            chat, tools=offered, tokenize=False, add_generation_prompt=True
+        )
+        assert count.input_tokens == len(encoded(tokenizer, rendered))
+    assert not engine.seen("generate") and not await adapter.finish_session("s", base_sample=Sample())
+
+
+async def test_the_string_that_ended_an_answer_is_told(served, engine):
+    _, client = served
+    engine.answer = lambda conversation: "<think>hm</think>one, two, three"
+    options = {**ASKED, "messages": [USER], "stop_sequences": [" two"]}
+    whole = await client.messages.create(**options)
+    async with client.messages.stream(**options) as events:
+        streamed = await events.get_final_message()
+    for answer in (whole, streamed):
+        assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", " two")
+
+
+async def test_calls_of_strict_tools_follow_their_schemas(served, engine):
+    _, client = served
+    strict = [{**TOOLS[0], "strict": True}]
+    await client.messages.create(**ASKED, messages=[USER], tools=strict)
+    tag = json.loads(engine.seen("generate")[0]["sampling_params"]["structural_tag"])
+    assert not tag["at_least_one"] and tag["structures"][0]["schema"] == TOOLS[0]["input_schema"]
+    await client.messages.create(**ASKED, messages=[USER], tools=TOOLS)
+    assert "structural_tag" not in engine.seen("generate")[1]["sampling_params"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_errors_are_those_of_the_client(served, engine, stream):
+    adapter, client = served
+
+    async def refused(of=client, **more):
+        with pytest.raises(anthropic.APIStatusError) as found:
+            await of.messages.create(**{**ASKED, "messages": [USER], "stream": stream, **more})
+        return found.value
+
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+    error = await refused(messages=[{"role": "user", "content": [image]}])
+    assert isinstance(error, anthropic.BadRequestError) and "'image'" in error.message
+    assert error.body["error"]["type"] == "invalid_request_error"
+    error = await refused(client.with_options(api_key="nobody"))
+    assert isinstance(error, anthropic.AuthenticationError)
+    assert error.body["error"]["type"] == "authentication_error"
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        await client.models.retrieve("m")
+    assert missing.value.body["error"]["type"] == "not_found_error" and "/v1/models/m" in str(missing.value)
+    adapter.open_session("t")
+    adapter.drop_session("t")
+    error = await refused(client.with_options(api_key="t"))
+    assert (error.status_code, error.body["error"]["type"]) == (529, "overloaded_error")
+    for _ in range(6):
+        await client.messages.create(**ASKED, messages=[USER])
+    assert isinstance(await refused(), anthropic.RateLimitError)
+    assert (await client.messages.count_tokens(model="m", messages=[USER])).input_tokens > 0
+
+
+async def test_an_engine_that_gives_up_is_overloaded_and_one_that_breaks_off_ends_the_stream(served, engine):
+    _, client = served
+    engine.delay = lambda conversation: NEVER
+    asked = asyncio.create_task(client.messages.create(**ASKED, messages=[USER]))
+    while not engine.running:
+        await asyncio.sleep(0.01)
+    engine.aborts += 1
+    with pytest.raises(anthropic.APIStatusError, match="overloaded_error"):
+        await asked
+    engine.delay = lambda conversation: 0.0
+    engine.answer, engine.breaks_after = lambda conversation: "<think>hm</think>a long answer of words", 25
+    with pytest.raises(anthropic.APIStatusError, match="api_error"):
+        async with client.messages.stream(**ASKED, messages=[USER]) as events:
+            await events.get_final_message()
+
+
+async def test_a_stream_that_the_client_leaves_is_no_turn_and_ends_at_the_engine(served, engine, tokenizer):
+    adapter, client = served
+    words = "<think>hm</think>some words"
+    left = iter([0.0] * (len(encoded(tokenizer, words)) - 1))
+    engine.answer = lambda conversation: "again" if "left" in conversation else words
+    engine.delay = lambda conversation: 0.0 if "left" in conversation else next(left, NEVER)
+    ended, events_of = [], engine._events
+
+    async def watched(body):
+        try:
+            async for event in events_of(body):
+                yield event
+        finally:
+            ended.append(body)
+
+    engine._events = watched
+    async with client.messages.stream(**ASKED, messages=[USER]) as events:
+        async for text in events.text_stream:
+            assert text
+            break
+    async with asyncio.timeout(300):
+        while not ended:  # what the engine waits for never comes
+            await asyncio.sleep(0.01)
+    answer = await client.messages.create(**ASKED, messages=[{"role": "user", "content": "left"}])
+    assert answer.content[0].text == "again"
+    (sample,) = await adapter.finish_session("s", base_sample=Sample(), wait_timeout=300)
+    assert sample.metadata["round_number"] == 1
