@@ -1,9 +1,11 @@
 """What is too long for each change: long forms of tests, mutants, and the search for flaky tests.
 
     python benchmarks/nightly.py [--only tests mutation flaky] [--runs 20] [--load 12] [--at-once 1]
+    python benchmarks/nightly.py --files tests/examples/test_notebooks.py
 
 Writes each part's result with its date, commit and time to benchmarks/results/nightly.json. What a part that
-was left out said before stays; one that was never run says so. Ends with status 1 if a part failed.
+was left out said before stays; one that was never run says so. With ``--files`` the long forms of these alone
+are run, and each has a result of its own below "files". Ends with status 1 if a part failed.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +39,15 @@ class Night:
     at_once: int
 
 
-def long_forms(night: Night) -> list[str]:
-    """The tests marked ``nightly``: those that failed."""
+def long_forms(night: Night, files: Sequence[str] = ()) -> list[str]:
+    """The tests marked ``nightly``: those that failed.
+
+    Args:
+        files: where they are; all by default.
+    """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-m", "nightly", "--junit-xml", str(report)]
+        command = [sys.executable, "-m", "pytest", "-m", "nightly", "--junit-xml", str(report), *files]
         status = subprocess.run(command, cwd=ROOT).returncode
         return [f"{test}: {line}" for test, line in failures(report, status).items()]
 
@@ -80,24 +87,45 @@ def result(part: Callable[[Night], list[str]], night: Night) -> dict[str, Any]:
 
 def run_parts(names: Sequence[str], night: Night, results: Path) -> bool:
     """Whether nothing failed in these parts; each is written when it has ended."""
-    told = json.loads(results.read_text()) if results.exists() else {}
-    told = {name: told.get(name, NOT_RUN) for name in PARTS}
+    told = _told(results)
     for name in names:
         told[name] = result(PARTS[name], night)
-        results.write_text(json.dumps(told, indent=2) + "\n")
-        print(f"{name}: {told[name]['failed'] or 'nothing failed'}", flush=True)
+        _write(told, name, told[name], results)
     return not any(told[name]["failed"] for name in names)
+
+
+def run_files(files: Sequence[str], night: Night, results: Path) -> bool:
+    """Whether no long form of these test files failed."""
+    told = _told(results)
+    for file in files:
+        told["files"][file] = result(partial(long_forms, files=(file,)), night)
+        _write(told, file, told["files"][file], results)
+    return not any(told["files"][file]["failed"] for file in files)
+
+
+def _told(results: Path) -> dict[str, Any]:
+    """What was written so far."""
+    told = json.loads(results.read_text()) if results.exists() else {}
+    return {name: told.get(name, NOT_RUN) for name in PARTS} | {"files": told.get("files", {})}
+
+
+def _write(told: dict[str, Any], name: str, figures: dict[str, Any], results: Path) -> None:
+    results.write_text(json.dumps(told, indent=2) + "\n")
+    print(f"{name}: {figures['failed'] or 'nothing failed'}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS])
+    parser.add_argument("--files", nargs="+", help="test files whose long forms alone are run")
     parser.add_argument("--runs", type=int, default=20, help="of the search for flaky tests")
     parser.add_argument("--load", type=int, default=12, help="processes that want the cores")
     parser.add_argument("--at-once", type=int, default=1, help="runs of that search beside each other")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(not run_parts(args.only, Night(args.runs, args.load, args.at_once), RESULTS))
+    night = Night(args.runs, args.load, args.at_once)
+    passed = run_files(args.files, night, RESULTS) if args.files else run_parts(args.only, night, RESULTS)
+    sys.exit(not passed)
 
 
 if __name__ == "__main__":

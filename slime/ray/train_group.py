@@ -164,13 +164,18 @@ class RayTrainGroup:
 
     def update_weights(self) -> None:
         """Gives every engine the current weights, reconnecting first if the engines have changed."""
-        with self._log.phase("update_weights"):
-            self._update_weights()
+        if self._has_engines():
+            with self._log.phase("update_weights"):
+                self._update_weights()
         reached("first weights sent")
         phases.reached("the run begins")
 
+    def _has_engines(self) -> bool:
+        """Whether there are a trainer and engines at all; without, a step says nothing of weight updates."""
+        return bool(self._actors) and not self._config.debug.debug_train_only
+
     def _update_weights(self) -> None:
-        engines = self._rollout.updatable_engines() if self._actors else ([], 0)
+        engines = self._rollout.updatable_engines()
         if not engines[0]:
             return
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import nightly
-from benchmarks.nightly import NOT_RUN, PARTS, RESULTS, Night, run_parts
+from benchmarks.nightly import NOT_RUN, PARTS, RESULTS, ROOT, Night, run_files, run_parts
 
 
 def test_each_part_has_its_own_date_and_commit_and_one_that_was_not_run_says_so(
@@ -24,7 +24,25 @@ def test_each_part_has_its_own_date_and_commit_and_one_that_was_not_run_says_so(
     assert told["first"] == first and told["second"]["failed"] == ["x: no"]
 
 
+def test_files_have_results_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(nightly, "long_forms", lambda night, files: asked.append(files) or [*files])
+    results, night = tmp_path / "nightly.json", Night(20, 12, 1)
+    assert not run_files(["tests/a.py", "tests/b.py"], night, results)
+    assert asked == [("tests/a.py",), ("tests/b.py",)]
+    monkeypatch.setattr(nightly, "PARTS", {**PARTS, "flaky": lambda night: []})
+    assert run_parts(["flaky"], night, results)
+    told = json.loads(results.read_text())
+    assert told["tests"] == NOT_RUN
+    assert {file: row["failed"] for file, row in told["files"].items()} == {
+        "tests/a.py": ["tests/a.py"],
+        "tests/b.py": ["tests/b.py"],
+    }
+
+
 def test_the_checked_in_night_tells_of_each_part() -> None:
     told = json.loads(RESULTS.read_text())
-    assert told.keys() == PARTS.keys()
-    assert all(part == NOT_RUN or {"date", "commit", "failed"} <= part.keys() for part in told.values())
+    assert told.keys() == {*PARTS, "files"}
+    rows = [part for name, part in told.items() if name != "files" and part != NOT_RUN]
+    assert all({"date", "commit", "failed"} <= row.keys() for row in [*rows, *told["files"].values()])
+    assert all((ROOT / file).is_file() for file in told["files"])

@@ -163,3 +163,15 @@ def test_a_step_says_what_its_weight_updates_took(started, monkeypatch):
     (row,) = found
     names = ("wire_bytes", "transfer_time", "gb_per_s", "pause_time", "floor_time", "floor_share")
     assert [row[f"perf/update_weights_{name}"] for name in names] == [8 * 10**9, 4.0, 2.0, 5.0, 1.0, 0.25]
+
+
+@pytest.mark.parametrize(("without", "times"), [(True, []), (False, ["perf/update_weights_time"])])
+def test_a_step_without_engines_says_nothing_of_weight_updates(started, monkeypatch, without, times):
+    """As of fine-tuning, whose lines told of 0.0 seconds; an update that finds no engine alive is told."""
+    group, log = started(0, debug_train_only=without)
+    group._rollout.updatable_engines.return_value = [], 0
+    group.update_weights()
+    found = {}
+    monkeypatch.setattr(log, "rollout", lambda rollout_id, metrics: found.update(metrics))
+    log.end_step(0)
+    assert [name for name in found if "update_weights" in name] == times
