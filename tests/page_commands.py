@@ -44,14 +44,14 @@ PROGRAMS = (
 SHELL = ("cd", "mkdir", "export", ".", "source")
 """Words of the shell alone."""
 NOT_HERE = {
-    ("docker",): "there is no Docker here; tests/test_docker.py reads the files",
+    ("docker",): "there is no Docker here; tests/test_page_stand_ins.py reads what it gets",
     ("git", "tag"): "changes the repository; tests/test_packaging.py tags another",
     ("hf", "download"): "downloads models and data",
-    ("jupyter",): "opens a browser; the notebook itself is executed by tests/examples",
-    ("kubectl",): "a cluster; tests/scripts/test_cluster_files.py reads its file",
+    ("jupyter",): "opens a browser; tests/test_page_stand_ins.py, and tests/examples runs the notebook",
+    ("kubectl",): "a cluster; tests/test_page_stand_ins.py reads what it gets",
     ("pip", "install"): "installs; tests/test_packaging.py installs the wheel",
     ("python", "-m", "pytest"): "a test run of its own; tests/plugins/test_delays.py tries the plug-in",
-    ("python", "-m", "sglang.launch_server"): "SGLang on GPUs; scripts/test-sglang.sh starts one without",
+    ("python", "-m", "sglang.launch_server"): "SGLang on GPUs; tests/test_page_stand_ins.py reads its flags",
     (
         "python",
         "-m",
@@ -62,7 +62,7 @@ NOT_HERE = {
     (
         "sbatch",
     ): "a cluster; tests/scripts/test_cluster_files.py runs its file with programs in SLURM's place",
-    ("sky",): "clouds; tests/scripts/test_cluster_files.py reads its file",
+    ("sky",): "clouds; tests/test_page_stand_ins.py reads what it gets",
 }
 """Beginnings of commands that cannot be tried on a machine with two cores and no network, and why."""
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from tests.page_commands import NOT_HERE, PAGES, SHELL, Command, commands_of
+from tests.page_commands import PAGES, SHELL, Command, commands_of
 
 RUN = (
     *("slime new-task", "slime check", "slime report", "slime diff", "slime completion", "slime doctor"),
@@ -16,6 +16,7 @@ CHECKED = ("slime train", "python train.py", "python train_async.py")
 """Beginnings of runs, which it takes through all checks before a start; tests/e2e has the runs themselves."""
 
 _SCRIPTS, _PROGRAMS = "tests/scripts/test_page_scripts.py", "tests/test_page_programs.py"
+_STAND_INS, _BENCHMARKS = "tests/test_page_stand_ins.py", "tests/benchmarks/test_page_benchmarks.py"
 PRINTED = {
     "bash scripts/run-": "tests/scripts/test_launchers.py",
     "bash examples/": "tests/examples/test_run_scripts.py",
@@ -46,7 +47,13 @@ PRINTED = {
         f"python benchmarks/{name}.py": "tests/benchmarks/test_scripts.py"
         for name in ("engine_throughput", "trainer_packing", "weight_sync", "gpu_trainer", "rollout_buffer")
     },
+    "python benchmarks/nightly.py": "tests/benchmarks/test_nightly.py",
     "python -m tests.golden.curves": "tests/golden/test_curves.py",
+    "python -m tests.golden.runs --compare": "tests/golden/test_runs.py",
+    **dict.fromkeys(("docker build", "docker run", "kubectl", "sky", "jupyter"), _STAND_INS),
+    **dict.fromkeys(("pip install -e", "pip install -c constraints/cpu.txt", "pip install e2b"), _STAND_INS),
+    "python -m sglang.launch_server": _STAND_INS,
+    **{f"python benchmarks/{name}.py": _BENCHMARKS for name in ("compare", "suite_times", "sglang_runs")},
 }
 """Beginnings of commands that these tests take from the pages: with other places and names, or with programs
 that stand for what is not here (train.py of a large model, ssh, SLURM, the tests that would be started)."""
@@ -60,34 +67,23 @@ AT_NIGHT = {
         f"python benchmarks/{name}.py": "tests/benchmarks/test_scripts.py"
         for name in ("grpo_step", "startup", "in_flight", "random_syncs", "gpu_loop")
     },
+    **{
+        f"python benchmarks/{name}.py": "tests/benchmarks/test_scripts.py"
+        for name in ("against_trl", "fully_async")
+    },
+    **{
+        f"python benchmarks/{name}.py": _BENCHMARKS
+        for name in ("mutation", "sampled_mutants", "planted_faults")
+    },
+    "python -m tests.golden.runs": "tests/golden/test_runs.py",
+    "python tools/release_check.py": "tests/test_packaging.py",
+    "python tools/uv_lock.py": "tests/test_packaging.py",
 }
 """The same, in tests that are nightly."""
-_DEVELOPERS = {
-    "python tools/release_check.py": "an environment with a wheel; tests/test_packaging.py does its parts",
-    "pip install -e .[sglang]": "11 GB; tests/test_packaging.py holds its pins against ours",
-    "pip install -c constraints/cpu.txt": "asks a package index; tests/test_packaging.py holds the pins",
-    "pip install e2b": "asks a package index; tests/agent/test_sandbox_protocol.py has a stand-in",
-    "python tools/uv_lock.py": "asks a package index; tests/test_packaging.py reads what it wrote",
-    "python -m tests.golden.runs": "minutes; tests/golden/test_curves.py has the trainer's part",
-    "python -m tests.backends.embedded_engine.tool_calls.record": "SGLang; test_formats.py beside it",
+LEFT = {
+    "python -m tests.backends.embedded_engine.tool_calls.record": "SGLang's own parsers; "
+    "tests/backends/embedded_engine/tool_calls/test_formats.py holds ours against what it wrote",
 }
-_BENCHMARKS = {
-    "python benchmarks/against_trl.py": "TRL; tests/benchmarks/test_scripts.py runs it without",
-    "python benchmarks/suite_times.py": "runs the suite twice; tests/test_tiers.py holds its tiers",
-    "python benchmarks/compare.py": "reads the last commit; tests/benchmarks/test_compare.py has its parts",
-    "python benchmarks/mutation.py": "hours; tests/benchmarks/test_mutation.py has its parts",
-    "python benchmarks/sampled_mutants.py": "hours; tests/benchmarks/test_mutation.py has its parts",
-    "python benchmarks/planted_faults.py": "hours; tests/benchmarks/test_planted_faults.py has its parts",
-    "python benchmarks/fully_async.py": "many clusters; tests/e2e/test_rollout_functions.py has such a run",
-    "python benchmarks/sglang_runs.py": "SGLang; tests/benchmarks/test_sglang_runs.py reads what it wrote",
-}
-_NOT_HERE = {" ".join(words): why for words, why in NOT_HERE.items()}
-_NOT_HERE = {
-    words: why
-    for words, why in _NOT_HERE.items()
-    if words not in PRINTED and words not in ("ray", "python -m pytest")
-}
-LEFT = _NOT_HERE | _DEVELOPERS | _BENCHMARKS
 """Beginnings of commands that are left: what they need or take, and what runs them; the longest counts."""
 NAMES = {
     *(f"slime {name}" for name in ("check", "diff", "new-task", "report", "resume", "train")),

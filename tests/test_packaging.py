@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -188,7 +189,21 @@ def test_the_lock_has_the_files_of_our_interpreters_on_linux(wheel: str, taken: 
 def test_a_release_can_be_built_as_its_check_demands(tmp_path: Path) -> None:
     """In isolation, which asks a package index for setuptools."""
     pytest.importorskip("twine", reason="wanted: pip install -c constraints/cpu.txt -e '.[release]'")
-    command = [sys.executable, str(ROOT / "tools/release_check.py"), "--output", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    (command,) = printed("python tools/release_check.py")
+    words = [sys.executable, *command.words[1:], "--output", str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "can be released as" in done.stdout and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.nightly
+def test_the_lock_that_is_written_again_is_the_one_that_is_there(tmp_path: Path) -> None:
+    """In a copy of what is read; asks a package index."""
+    pytest.importorskip("uv", reason="wanted: pip install uv")
+    for folder in ("tools", "constraints"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    lock = tmp_path / "constraints/cpu.lock"
+    lock.unlink()
+    (command,) = printed("python tools/uv_lock.py")
+    subprocess.run([sys.executable, *command.words[1:]], cwd=tmp_path, check=True, timeout=900)
+    assert lock.read_text() == (ROOT / "constraints/cpu.lock").read_text()

@@ -1,12 +1,14 @@
 """What is written of a night."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from benchmarks import nightly
-from benchmarks.nightly import NOT_RUN, PARTS, RESULTS, ROOT, Night, run_files, run_parts
+from benchmarks.nightly import NOT_RUN, PARTS, RESULTS, ROOT, Night, run_parts
+from tests.page_runs import printed
 
 
 def test_each_part_has_its_own_date_and_commit_and_one_that_was_not_run_says_so(
@@ -25,10 +27,15 @@ def test_each_part_has_its_own_date_and_commit_and_one_that_was_not_run_says_so(
 
 
 def test_files_have_results_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    """As CONTRIBUTING.md prints it, but for the files."""
+    asked: list[Sequence[str]] = []
     monkeypatch.setattr(nightly, "long_forms", lambda night, files: asked.append(files) or [*files])
     results, night = tmp_path / "nightly.json", Night(20, 12, 1)
-    assert not run_files(["tests/a.py", "tests/b.py"], night, results)
+    (command,) = printed("python benchmarks/nightly.py")
+    monkeypatch.setattr("sys.argv", [*command.words[1:-1], "tests/a.py", "tests/b.py"])
+    monkeypatch.setattr(nightly, "RESULTS", results)
+    with pytest.raises(SystemExit, match="True"):
+        nightly.main()
     assert asked == [("tests/a.py",), ("tests/b.py",)]
     monkeypatch.setattr(nightly, "PARTS", {**PARTS, "flaky": lambda night: []})
     assert run_parts(["flaky"], night, results)

@@ -16,8 +16,8 @@ from tests.forking import ForkedPythons, ForkedScript
 from tests.page_runs import printed
 
 ROOT = Path(__file__).parents[2]
-# Not fully_async and families, which start a cluster after the other; those that start one are nightly, as
-# are those that take seconds.
+# Not families, which starts a cluster after the other; those that start one are nightly, as are those that
+# take seconds.
 SCRIPTS = {
     "trainer_packing": ["--size", "0.5M", "--samples", "8", "--repeats", "1"],
     "fsdp_step": ["--size", "0.5M", "--samples", "8", "--repeats", "1"],
@@ -27,6 +27,7 @@ SCRIPTS = {
     "math_grading": ["--labels", "5", "--repeats", "1"],
     "schedule": ["--samples", "2048", "--repeats", "1"],
     "against_trl": ["--sizes", "0.5M", "--rounds", "1", "--steps", "2"],
+    "fully_async": ["--rounds", "1", "--steps", "1"],
     "router": ["--connections", "4", "--seconds", "0.2", "--rounds", "1"],
     "radix_tree": ["--trajectories", "40", "--characters", "300", "--dict-trajectories", "20"],
     "rollout_buffer": ["--items", "16", "--tokens", "10", "--clients", "2", "--rounds", "1"],
@@ -57,7 +58,7 @@ MODULES = {
     "moe_dispatch": ["--cases", "8 experts", "--repeats", "1"],
     "random_syncs": ["--syncs", "50"],
 }
-CLUSTER = ("against_trl", "grpo_step", "gpu_loop", "startup")
+CLUSTER = ("against_trl", "fully_async", "grpo_step", "gpu_loop", "startup")
 NIGHTLY = (
     *(*CLUSTER, "convert_30b", "rollout_driver", "router", "data_loading"),
     *("in_flight", "generic_executor", "hf_load", "random_syncs", "adapter_turns"),
@@ -73,11 +74,21 @@ OF_SUBPROCESSES |= {"gpu_trainer": "gpu_trainer"}
 
 
 def words_for(script: str, smallest: list[str], output: Path) -> list[str]:
-    """What a page gives a benchmark, but for the Python of others, and then what makes it small."""
+    """What a page gives a benchmark, with a stand-in for the Python of TRL, and then what makes it small."""
     on_pages = [word for command in printed(f"python benchmarks/{script}.py") for word in command.words[2:]]
-    if "--trl-python" in on_pages:
-        on_pages = on_pages[: on_pages.index("--trl-python")]
+    if "PYTHON" in on_pages:
+        on_pages[on_pages.index("PYTHON")] = str(python_of_trl(output.parent))
     return [*on_pages, *smallest, "--output", str(output)]
+
+
+def python_of_trl(directory: Path) -> Path:
+    """What stands for an interpreter of an environment with TRL: each step takes it a second."""
+    python = directory / "python"
+    python.write_text(
+        """#!/bin/sh\n[ "$2" = --as-trl ] && echo '{"wall_s": [1.0, 1.0], "cpu_s": [1.0, 1.0]}'\n"""
+    )
+    python.chmod(0o755)
+    return python
 
 
 @pytest.mark.slow
