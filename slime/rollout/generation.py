@@ -20,7 +20,8 @@ from slime.rollout.sample_hooks import apply_rollout_sample_hooks
 from slime.rollout.ungraded import fill_ungraded, is_ungraded
 from slime.utils.addresses import http_url
 from slime.utils.async_utils import gather_or_cancel
-from slime.utils.cut_stops import StopsAcrossCuts
+from slime.utils.cut_stops import StopsAcrossCuts, TextOf
+from slime.utils.engine_meta import fit_versions
 from slime.utils.http_utils import post
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -120,13 +121,8 @@ def wanted_of_tokens(args: Any, evaluation: bool = False) -> dict[str, Any]:
 def take_answer(args: Any, sample: Sample, output: dict[str, Any], sampling_params: dict[str, Any]) -> None:
     """Add what /generate answered to the response, up to the end of a stop string that an abort has cut."""
     resumed = sample.response_length > 0
-    text_of = partial(
-        GenerateState(args).tokenizer.decode,
-        skip_special_tokens=bool(sampling_params.get("skip_special_tokens")),
-    )
-    if resumed:
-        before = sample.tokens[-sample.response_length :]
-        StopsAcrossCuts(sampling_params.get("stop"), text_of).note(before, output)
+    text_of = decoder(args, sampling_params)
+    StopsAcrossCuts(sampling_params.get("stop"), text_of).note(made_before(sample), output)
     tokens, log_probs = read_output_tokens(output)
     sample.append_response_tokens(
         args, tokens=tokens, log_probs=log_probs, meta_info=output["meta_info"], text=output["text"]
@@ -136,6 +132,28 @@ def take_answer(args: Any, sample: Sample, output: dict[str, Any], sampling_para
     if resumed:
         # A character whose tokens the abort parted is in neither text.
         sample.response = text_of(sample.tokens[-sample.response_length :])
+
+
+def decoder(args: Any, sampling_params: Mapping[str, Any]) -> TextOf:
+    """Makes texts of tokens as an engine does that was given these parameters."""
+    skips = bool(sampling_params.get("skip_special_tokens"))
+    return partial(GenerateState(args).tokenizer.decode, skip_special_tokens=skips)
+
+
+def made_before(sample: Sample) -> list[int]:
+    """The tokens at the end of a response that an engine made, with which the next answer goes on.
+
+    What a tool has said has no version. Where no token has one, engines do not tell theirs.
+    """
+    spans, count = fit_versions(sample.version_spans, sample.response_length), 0
+    if all(version is None for version, _ in spans):
+        count = sample.response_length
+    else:
+        for version, length in reversed(spans):
+            if version is None:
+                break
+            count += length
+    return sample.tokens[len(sample.tokens) - count :]
 
 
 def read_output_tokens(output: dict[str, Any]) -> tuple[list[int], list[float]]:

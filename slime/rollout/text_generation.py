@@ -11,14 +11,18 @@ from typing import Any
 
 from slime.config.slime_router import SlimeRouterConfig
 from slime.rollout.base_types import RolloutError
-from slime.rollout.generation import get_model_url
+from slime.rollout.generate_state import GenerateState
+from slime.rollout.generation import decoder, get_model_url, made_before, read_output_tokens
 from slime.router.middleware_hub.radix_tree_middleware import postprocess_sample_with_radix_tree
+from slime.router.middleware_hub.token_runs import TokenRun
+from slime.utils.cut_stops import PARTED, StopsAcrossCuts
 from slime.utils.engine_meta import asks_for_nuclei
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
 
 _RETRIES = 20
 _MIDDLEWARE = "RadixTreeMiddleware"
+_LOOKED_AT = 8
 
 
 async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
@@ -42,7 +46,25 @@ async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any]) -
     payload = {"text": text, "sampling_params": params, **asks_for_nuclei(params)}
     headers = {"X-SMG-Routing-Key": sample.session_id} if sample.session_id else None
     output = await post(get_model_url(args), payload, _RETRIES, headers=headers)
+    _end_at_cut_stop(args, sample, output, params)
     return await postprocess_sample_with_radix_tree(args, sample, output)
+
+
+def _end_at_cut_stop(
+    args: Any, sample: Sample, output: dict[str, Any], sampling_params: dict[str, Any]
+) -> None:
+    """Ends an answer with a stop string that began before an abort: the engine saw the rest of it alone."""
+    before, (tokens, log_probs) = made_before(sample), read_output_tokens(output)
+    if not (before and sampling_params.get("stop")):
+        return
+    text_of = decoder(args, sampling_params)
+    said = text_of(before[-_LOOKED_AT:]).strip(PARTED)
+    if not sample.response.rstrip(PARTED).endswith(said):
+        return  # a tool's text came between
+    if StopsAcrossCuts(sampling_params["stop"], text_of).note(before, output):
+        mask, tokenizer = [1] * len(tokens), GenerateState(args).tokenizer
+        whole = TokenRun.of(output["text"], tokens, log_probs, mask, tokenizer)
+        output["text"] = whole.head(output["meta_info"]["completion_tokens"]).text
 
 
 def remembers_tokens(args: SlimeRouterConfig) -> bool:

@@ -10,6 +10,9 @@ from slime.utils.engine_meta import nuclei_of_first, routed_experts_of_first
 
 TextOf = Callable[[Sequence[int]], str]
 
+PARTED = "\ufffd"
+"""What a text has for the first bytes of a character whose others are not there yet."""
+
 PER_TOKEN = (
     *("output_token_logprobs", "output_top_logprobs"),
     *("output_token_sampling_mask", "output_token_sampling_logprobs"),
@@ -27,29 +30,32 @@ class StopsAcrossCuts:
     def __init__(self, stops: str | Sequence[str] | None, text_of: TextOf | None) -> None:
         self._stops = [stops] if isinstance(stops, str) else list(stops or ())
         self._longest = max(map(len, self._stops), default=0)
+        # A character's bytes may be spread over as many tokens.
+        self._most_tokens = max((len(stop.encode()) for stop in self._stops), default=0)
         self._text_of = text_of
 
     def find(self, before: Sequence[int], new: Sequence[int]) -> tuple[int, str] | None:
         """With how many of the new tokens a stop string is there that begins before them, and which one."""
         if self._text_of is None or not (self._stops and before):
             return None
-        tail = [*before[-self._longest :]]
-        start = len(self._text_of(tail))
+        tail = [*before[-self._most_tokens :]]
+        told = self._text_of(tail)
+        start, whole = len(told), len(told.rstrip(PARTED))
         for count in range(1, len(new) + 1):
             text = self._text_of([*tail, *new[:count]])
             for stop in self._stops:
-                if 0 <= text.find(stop, max(start - len(stop) + 1, 0)) < start:
+                if 0 <= text.find(stop, max(whole - len(stop) + 1, 0)) < start:
                     return count, stop
             if len(text) - start >= self._longest:
                 break
         return None
 
-    def note(self, before: Sequence[int], answer: Mapping[str, Any]) -> None:
-        """Ends an answer behind other tokens with the token that completes such a stop string."""
+    def note(self, before: Sequence[int], answer: Mapping[str, Any]) -> bool:
+        """Ends an answer behind other tokens where a token completes such a stop string, if one does."""
         meta = answer["meta_info"]
         found = self.find(before, [triple[1] for triple in meta.get("output_token_logprobs") or ()])
         if found is None:
-            return
+            return False
         count, stop = found
         meta |= _of_first(meta, count)
         for name in PER_TOKEN:
@@ -60,6 +66,7 @@ class StopsAcrossCuts:
             meta["weight_versions"] = [
                 {**span, "end": min(span["end"], count)} for span in spans if span["start"] < count
             ]
+        return True
 
 
 def _of_first(meta: Mapping[str, Any], count: int) -> dict[str, Any]:

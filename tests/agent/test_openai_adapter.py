@@ -606,6 +606,20 @@ async def test_a_stop_string_that_an_update_cuts_in_two_ends_the_answer(
     assert sample.version_spans == [("1", 2), ("2", len(made) - 2)]
 
 
+async def test_one_of_one_s_own_finds_it_too(serve, engine, tokenizer, running_clock):
+    adapter, _ = serve()
+    engine.answer = lambda conversation: "aEND and more"
+    made = tokenizer("aEND", add_special_tokens=False)["input_ids"]
+    text = tokenizer.apply_chat_template([USER], tokenize=False, add_generation_prompt=True)
+    updates, prompt = Interrupted(engine), tokenizer(text)["input_ids"]
+    body = {"max_tokens": 100, "stop": ["END"]}
+    task = asyncio.create_task(call_sglang_generate(prompt, Session({}, 500), body, adapter=adapter))
+    await updates.update(2)
+    updates.left = 100
+    turn = await task
+    assert (turn.output_ids, turn.finish_reason) == (made, "stop")
+
+
 @pytest.mark.parametrize("ended", ["finished", "dropped"])
 async def test_a_turn_that_comes_too_late_is_not_recorded(serve, engine, ended):
     adapter, client = serve()

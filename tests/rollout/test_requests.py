@@ -8,6 +8,7 @@ from slime.rollout.base_types import RolloutError
 from slime.rollout.generation import (
     check_given_up,
     is_given_up,
+    made_before,
     prepare_request,
     read_output_tokens,
     routing_headers,
@@ -132,3 +133,21 @@ def test_texts_are_enough_where_the_router_knows_their_tokens(is_used, paths, re
 )
 def test_integers_and_equal_texts_are_judged_at_sight(gold, answer, verdict):
     assert equal_at_sight(gold, answer) is verdict
+
+
+def test_an_answer_goes_on_with_what_engines_made_and_not_with_what_a_tool_said():
+    """No stop string may be found that a tool has begun."""
+    sample = Sample(tokens=[1, 2])
+    assert made_before(sample) == []
+    for version, *tokens in (("1", 3, 4), (None, 5), ("1", 6), ("2", 7, 8)):
+        meta = {"weight_version": version} if version else None
+        logged = [0.0] * len(tokens) if version else None
+        sample.append_response_tokens(
+            tokens=tokens, log_probs=logged, trainable=version is not None, meta_info=meta
+        )
+    assert made_before(sample) == [6, 7, 8]
+    sample.append_response_tokens(tokens=[9], trainable=False)
+    assert made_before(sample) == []
+    sample.version_spans = []
+    sample.weight_versions = []
+    assert made_before(sample) == [3, 4, 5, 6, 7, 8, 9], "engines that tell no versions"

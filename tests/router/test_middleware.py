@@ -15,6 +15,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 
 from slime.rollout import text_generation
 from slime.rollout.base_types import RolloutError
+from slime.rollout.generate_state import GenerateState
 from slime.router.middleware_hub import radix_tree_middleware
 from slime.router.middleware_hub.radix_tree_middleware import postprocess_sample_with_radix_tree
 from slime.router.router import SlimeRouter
@@ -348,6 +349,34 @@ async def test_an_answer_that_was_aborted_before_its_first_token(start_engine, c
         assert sample.status is Sample.Status.ABORTED and sample.response_length == 0
         sample = await text_generation.generate(rollout_args(router), sample, {"max_new_tokens": 50})
         assert sample.tokens[-sample.response_length :] == sampler.ids[1]
+
+
+@pytest.mark.parametrize("between", ["", " a tool's"])
+async def test_a_stop_string_that_an_abort_has_parted_ends_an_answer(
+    start_engine, checkpoint, through, between
+) -> None:
+    """The engine sees only what it makes. Where a tool has spoken, nothing has begun before."""
+    sampler = Sampler("slower st", "op and more", reason="abort")
+    async with behind(RADIX, hf_checkpoint=str(checkpoint)) as (router, client):
+        engine = start_engine()
+        engine.answers["generate"] = sampler
+        await register(client, engine)
+        through(client)
+        args = rollout_args(router)
+        params = {"max_new_tokens": 50, "stop": ["stop"]}
+        GenerateState.clear()  # whose tokenizer may be that of others
+        sample = await text_generation.generate(args, Sample(index=0, prompt="the "), params)
+        sample.response += between
+        sampler.reason = "length"
+        sample = await text_generation.generate(args, sample, params)
+        if between:
+            assert sample.response == "slower st a tool'sop and more"
+            assert sample.status is Sample.Status.TRUNCATED and sample.tokens[-11:] == sampler.ids[1]
+            return
+        assert sample.response == "slower stop" and sample.status is Sample.Status.COMPLETED
+        assert sample.tokens == byte_level()("the ")["input_ids"] + sampler.ids[0] + sampler.ids[1][:2]
+        assert sample.rollout_log_probs == sampler.logp[0] + sampler.logp[1][:2]
+        assert sample.loss_mask == [1] * 11 and sample.version_spans == [("3", 11)]
 
 
 async def test_tokens_that_were_forgotten_are_an_error_and_not_guessed(

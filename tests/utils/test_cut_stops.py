@@ -38,6 +38,16 @@ def test_a_stop_string_is_found_where_it_begins_before_a_cut(before, new, found)
     assert StopsAcrossCuts("stop", None).find(before, new) is None
 
 
+def test_a_stop_string_is_found_whose_characters_are_of_several_tokens():
+    """Each byte is a token: of two characters five may be there before the cut, and one comes after."""
+    text_of = lambda ids: bytes(ids).decode(errors="replace")
+    whole = [*"an end: 完了 and more".encode()]
+    begin = len(b"an end: ")
+    for cut in range(begin + 1, begin + 6):
+        found = StopsAcrossCuts("完了", text_of).find(whole[:cut], whole[cut:])
+        assert found == (begin + 6 - cut, "完了"), cut
+
+
 def test_what_an_answer_has_behind_such_a_string_is_taken_away():
     versions = [{"version": "2", "start": 0, "end": 1}, {"version": "3", "start": 1, "end": 4}]
     nuclei = {

@@ -209,6 +209,7 @@ async def call_sglang_generate(
     """Asks the engine for what follows these tokens; an adapter of one's own records the turn.
 
     Args:
+        adapter: whose ``text_of``, if it has that, finds stop strings that an update cuts in two.
         session: whose sampling parameters come before those of ``body``.
         body: a request in OpenAI's API.
         session_id: routers send requests with the same one to the same engine.
@@ -221,7 +222,8 @@ async def call_sglang_generate(
     sampling = sampling_of_turn(session, params, len(prompt_ids))
     request = {"input_ids": list(prompt_ids), "sampling_params": sampling, "return_logprob": True}
     headers = {"X-SMG-Routing-Key": session_id} if session_id else None
-    answer = await engine_answer(adapter.sglang_url, request, headers=headers)
+    text_of = getattr(adapter, "text_of", None)
+    answer = await engine_answer(adapter.sglang_url, request, text_of=text_of, headers=headers)
     meta, triples = answer["meta_info"], tokens_of(answer)
     return TurnRecord(
         prompt_ids=list(prompt_ids),
