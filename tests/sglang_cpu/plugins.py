@@ -56,4 +56,4 @@ def _is_server(process: psutil.Process) -> bool:
         mine = process.environ().get(VICTIM) == os.environ[VICTIM]
     except psutil.Error:
         return False
-    return mine and "sglang.launch_server" in command and "supervisor" not in command
+    return mine and "sglang_utils.launch_server" in command and "supervisor" not in command

@@ -29,9 +29,9 @@ SGLANG_ENVIRONMENT = {
 
 
 class SGLangEngine(ServerEngine):
-    """Serves on GPUs with ``python -m sglang.launch_server``, on stock releases around 0.5.23."""
+    """Serves on GPUs with SGLang as it is released, 0.5.17 to 0.5.23."""
 
-    module = "sglang.launch_server"
+    module = "slime.backends.sglang_utils.launch_server"
 
     def parser(self) -> argparse.ArgumentParser:
         """The options of the SGLang that is installed.

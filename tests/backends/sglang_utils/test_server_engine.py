@@ -62,7 +62,7 @@ class StandInSGLang(SGLangEngine):
 def sglang_options(config: RunConfig, placement: EnginePlacement) -> Namespace:
     engine = StandInSGLang(config, placement, "/tmp")
     command = engine.command()
-    assert command[:3] == [sys.executable, "-m", "sglang.launch_server"]
+    assert command[:3] == [sys.executable, "-m", "slime.backends.sglang_utils.launch_server"]
     return engine.parser().parse_args(command[3:])
 
 
