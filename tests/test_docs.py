@@ -22,7 +22,7 @@ LISTED = [ROOT / "slime/backends" / folder for folder in ("megatron_utils", "fsd
 ROOMS = [*sorted(file.parent for file in ROOT.glob("slime/*/__init__.py")), *LISTED]
 READMES = [room / "README.md" for room in ROOMS]
 PAGES = [
-    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *READMES),
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", *READMES),
     *(page for page in sorted(ROOT.glob("docs/**/*.md")) if page.name != "flags.md"),
     *sorted(ROOT.glob("examples/*/README.md")),
 ]
