@@ -57,7 +57,7 @@ class Restarts:
             ends.discard(BAD_FLAGS)
             failures = 1 if self._progress() != before else failures + 1
             if failures > self._limit:
-                _say(f"error: the run {_ended(status)}, {failures} times in a row without a new checkpoint")
+                _fail(f"the run {_ended(status)}, {failures} times in a row without a new checkpoint")
                 return status
             pause = min(self._first_pause_s * 2 ** (failures - 1), LONGEST_PAUSE_S)
             _say(f"the run {_ended(status)}: it starts again in {pause:g} s ({failures} of {self._limit})")
@@ -92,4 +92,9 @@ def _ended(status: int) -> str:
 
 
 def _say(line: str) -> None:
-    print(f"supervisor: {line}" if not line.startswith("error: ") else line, file=sys.stderr, flush=True)
+    print(f"supervisor: {line}", file=sys.stderr, flush=True)
+
+
+def _fail(line: str) -> None:
+    """Says it as every command's last line of a failure."""
+    print(f"error: {line}", file=sys.stderr, flush=True)
