@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from slime.arguments.core.run_args import copied
-from slime.arguments.validate.checkpoint_files import has_checkpoint, newest_whole
+from slime.arguments.validate.checkpoint_files import has_checkpoint, marked_iteration, newest_whole
 from slime.config.run import RunConfig, run_config
 from slime.observability import phases
 from slime.observability.run_log import RunLog
@@ -107,15 +107,14 @@ class RayTrainGroup:
             The rollout to go on with; 0 with Hugging Face weights.
 
         Raises:
-            ValueError: there is no checkpoint; no rank was touched.
+            ValueError: there is no checkpoint, or none that is whole; no rank was touched.
         """
-        if not has_checkpoint(load):
-            raise ValueError(f"{self._role}: no checkpoint in {load} to build the ranks again from")
+        self._checkpoint_in(load)
         with self._log.phase("rebuild", role=self._role):
             for actor in self._actors:
                 ray.kill(actor)
             self._watch.wait_until_gone(self._start_timeout)
-            step, skipped = newest_whole(load, self._config.checkpoints.verify_checkpoint)
+            step, skipped = self._checkpoint_in(load)  # a rank may have written one until it ended
             for reason in skipped:
                 logger.warning("%s: %s: %s: iteration %s is loaded", self._role, load, reason, step)
             resumes = _RESUMES | {"ckpt_step": step if skipped else None}
@@ -128,6 +127,19 @@ class RayTrainGroup:
         if steps is not None:
             self._log.go_back_to(steps)
         return start
+
+    def _checkpoint_in(self, load: str | Path) -> tuple[int | None, list[str]]:
+        """The iteration to go on from, None with Hugging Face weights; what is wrong with newer ones."""
+        if not has_checkpoint(load):
+            raise ValueError(f"{self._role}: no checkpoint in {load} to build the ranks again from")
+        step, skipped = newest_whole(load, self._config.checkpoints.verify_checkpoint)
+        marked = marked_iteration(load)
+        if step is None and marked is not None:
+            why = "; ".join(skipped) or f"iteration {marked}, which its marker names, is missing"
+            raise ValueError(
+                f"{self._role}: no whole checkpoint in {load} to build the ranks again from: {why}"
+            )
+        return step, skipped
 
     def _first_rollout(self, what: str) -> int | None:
         """Waits until every rank has started; None without ranks."""

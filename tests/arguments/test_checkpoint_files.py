@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from slime.arguments import validated_args
 from slime.arguments.groups.critic import of_critic
-from slime.arguments.validate.checkpoint_files import CHECKPOINT_MARKER
+from slime.arguments.validate.checkpoint_files import CHECKPOINT_MARKER, newest_whole
 from slime.utils import checkpoint_record
 from slime.utils.checkpoint_record import write_record
 
@@ -261,6 +261,15 @@ def test_a_new_critic_starts_with_the_iteration_that_its_actor_goes_on_from(word
     cut_metadata(recorded, 3)
     critic = of_critic(validated_args(words(**ppo)))
     assert (critic.load, critic.ckpt_step, critic.finetune) == (str(recorded), 2, True)
+
+
+def test_of_two_roles_only_the_one_without_a_whole_iteration_is_refused(words, refusal, recorded, ppo):
+    """The actor goes back; its critic would be loaded at the same iteration, and cannot."""
+    cut_metadata(recorded, 3)
+    cut_metadata(recorded / "critic", 1, 2, 3)
+    assert newest_whole(recorded / "critic", "sizes")[0] is None
+    reason = "iter_0000002: metadata.json has 1 bytes (wanted: 2)"
+    assert refusal(words(**ppo)).startswith(f"--critic-load {recorded}/critic: {reason}")
 
 
 def test_files_are_read_once(words, notes, recorded, monkeypatch):

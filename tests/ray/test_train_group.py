@@ -1,5 +1,6 @@
 """What the driver tells a trainer and is told by it, without processes."""
 
+import shutil
 from contextlib import nullcontext
 from unittest.mock import MagicMock
 
@@ -97,7 +98,17 @@ def test_the_policy_served_is_proven_with_the_first_weights_or_with_all(started,
 @pytest.fixture
 def saved(tmp_path):
     (tmp_path / MARKER).write_text("3")
+    for iteration in (2, 3):
+        directory = iteration_dir(tmp_path, iteration)
+        directory.mkdir()
+        (directory / "metadata.json").write_text("{}")
+        write_record(directory, 0, 1)
     return str(tmp_path)
+
+
+def cut(saved, *iterations):
+    for iteration in iterations:
+        (iteration_dir(saved, iteration) / "metadata.json").write_text("{")
 
 
 def test_ranks_are_left_alone_if_there_is_nothing_to_build_them_again_from(started, tmp_path):
@@ -135,17 +146,24 @@ def test_new_ranks_go_on_from_the_version_that_engines_may_have(started, saved, 
 
 
 def test_new_ranks_go_on_from_the_newest_whole_checkpoint(started, saved, caplog):
-    for iteration in (2, 3):
-        directory = iteration_dir(saved, iteration)
-        directory.mkdir()
-        (directory / "metadata.json").write_text("{}")
-        write_record(directory, 0, 1)
-    (directory / "metadata.json").write_text("{")
+    cut(saved, 3)
     group, _ = started(0)
     group.rebuild(saved)
     assert group._actors[0].args.ckpt_step == 2
     reason = "iter_0000003: metadata.json has 1 bytes (wanted: 2)"
     assert f"actor: {saved}: {reason}: iteration 2 is loaded" in caplog.text
+
+
+def test_ranks_are_left_alone_if_no_checkpoint_is_whole(started, saved):
+    cut(saved, 2, 3)
+    group, _ = started(0)
+    reasons = "; ".join(f"iter_000000{n}: metadata.json has 1 bytes \\(wanted: 2\\)" for n in (3, 2))
+    with pytest.raises(ValueError, match=f"actor: no whole checkpoint in {saved} to .*: {reasons}$"):
+        group.rebuild(saved)
+    shutil.rmtree(iteration_dir(saved, 3))
+    with pytest.raises(ValueError, match="iteration 3, which its marker names, is missing"):
+        group.rebuild(saved)
+    group._actors[0].kill.assert_not_called()
 
 
 def test_a_step_says_what_its_weight_updates_took(started, monkeypatch):

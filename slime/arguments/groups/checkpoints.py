@@ -30,7 +30,8 @@ def notes(args: Namespace) -> Iterator[str]:
         yield f"--load {args.load}: no checkpoint there, the run begins with the weights of {source}"
     if args.ckpt_step is None:
         step, skipped = newest_whole(args.load, args.verify_checkpoint)
-        yield from (f"--load {args.load}: {reason}: iteration {step} is loaded" for reason in skipped)
+        for reason in skipped if step is not None else ():  # without a whole one it is refused
+            yield f"--load {args.load}: {reason}: iteration {step} is loaded"
     if args.keep_checkpoints is not None and (args.save is None or args.save_interval is None):
         yield "--keep-checkpoints: has no effect without --save and --save-interval"
 

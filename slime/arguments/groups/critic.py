@@ -112,7 +112,8 @@ def _derive_load(args: Namespace) -> None:
     args.critic_resumes = args.critic_load in own and None not in marked
     if args.critic_resumes and args.ckpt_step in (None, _gone_back_to(args)):
         step = newest_of_all(places, args.verify_checkpoint)
-        args.ckpt_step = None if marked == [step, step] else step
+        if step is not None:  # else what is damaged is refused
+            args.ckpt_step = None if marked == [step, step] else step
     if args.critic_load in own and not args.critic_resumes:
         # It was saved before the actor's first checkpoint.
         args.critic_load = None

@@ -70,8 +70,8 @@ def newest_whole(
         up_to: no iteration after this one.
 
     Returns:
-        The iteration: the marked one if none is whole, None if none is marked. And of each damaged one
-        before it what is wrong.
+        The iteration; None if none is marked, or none is whole. And of each damaged one that is newer what
+        is wrong with it.
     """
     marked = marked_iteration(root)
     if root is None or marked is None or verify == "none":
@@ -84,14 +84,14 @@ def newest_whole(
         if reason is None:
             return number, skipped
         skipped.append(f"{there[number].name}: {reason}")
-    return marked, []
+    return None, skipped
 
 
 def newest_of_all(roots: Sequence[str | Path | None], verify: str) -> int | None:
     """Finds the newest iteration that is whole in each of several directories.
 
     Returns:
-        The earliest of their newest whole ones if there is none; None if one of them has no iteration.
+        The earliest of their newest whole ones if there is none; None if one of them has no whole one.
     """
     step: int | None = None
     while True:
