@@ -3,10 +3,10 @@
     python benchmarks/random_syncs.py [--syncs 50] [--first 0] [--output FILE]
 
 Each draw has a model, a backend, a layout of trainer ranks, formats, a transport, bucket sizes and some
-updates, and now and then an adapter that is merged (tests/weight_sync/random_syncs.py). After each update
-every engine must hold the expected weights bit for bit, quantised ones those of a quantiser that shares no
-code with ours, and generate what a fresh engine does, log-probs included. Writes date, commit and draws; ends
-with status 1 at the first that does not hold, and names it.
+updates, and now and then an adapter, merged or beside the base (tests/weight_sync/sync_draws.py). After
+each update every engine must hold the expected weights bit for bit, quantised ones those of a quantiser
+that shares no code with ours, and generate what a fresh engine does, log-probs included. Writes date, commit
+and draws; ends with status 1 at the first that does not hold, and names it.
 """
 
 import argparse
@@ -25,7 +25,8 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from benchmarks.nightly import commit  # noqa: E402
-from tests.weight_sync.random_syncs import draw, row_of_syncs  # noqa: E402
+from tests.weight_sync.random_syncs import row_of_syncs  # noqa: E402
+from tests.weight_sync.sync_draws import draw  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "random_syncs.json"
 

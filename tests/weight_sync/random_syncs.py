@@ -8,7 +8,6 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,104 +17,33 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from slime.backends.sglang_utils.client import EngineClient
+from slime.config.lora import SERVED_ADAPTER
 from slime.config.run import run_config
-from slime.training.weights import Weights
+from slime.training.weights import ADAPTER as ADAPTER_ALONE
+from slime.training.weights import BASE, Weights
+from slime.utils.tensor_bucket import serialize_tensors
 from slime.utils.types import EngineEndpoint
-from slime.weight_sync.update import WeightUpdate
+from slime.weight_sync.update import AdapterWeights, WeightUpdate
 from tests.engines.embedded import Server
 from tests.engines.in_process import InProcessEngine
+from tests.families import tiny_family
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf
 from tests.weight_sync.reference_formats import BLOCK, GROUP, reference_checkpoint
+from tests.weight_sync.sync_draws import ON_DISK, WITH_EXPERTS, Draw
 from tools.convert_hf_to_fp8 import main as to_fp8
 from tools.convert_hf_to_int4 import main as to_int4
+from tools.convert_hf_to_mxfp4 import main as to_mxfp4
 
-TRANSPORTS = ("handle", "broadcast", "handle and broadcast", "disk", "delta")
-MODELS = ("qwen3", "llama", "qwen3_moe")
 CONVERTERS = {
     "fp8": (to_fp8, ["--block-size", *map(str, BLOCK)]),
     "int4": (to_int4, ["--group-size", str(GROUP)]),
+    "mxfp4": (to_mxfp4, []),
 }
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 RANK, ALPHA, ADAPTER = 4, 8.0, "adapter"
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 89, 79]
 FILE = "model.safetensors"
 Pair = tuple[torch.Tensor, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Draw:
-    """A trainer and some updates.
-
-    Attributes:
-        data: data-parallel ranks, over which experts are spread too.
-        context: context-parallel ranks.
-        adapts: whether the trainer has an adapter, with which its weights are merged.
-    """
-
-    seed: int
-    model: str
-    tied: bool
-    form: str
-    trains_in: str
-    serves_in: str
-    tensor: int
-    pipeline: int
-    virtual: bool
-    expert: int
-    data: int
-    transport: str
-    engines: int
-    bucket: int
-    syncs: int
-    backend: str = "megatron"
-    context: int = 1
-    adapts: bool = False
-
-    @property
-    def ranks(self) -> int:
-        return self.tensor * self.pipeline * self.context * self.data
-
-
-def draw(seed: int, transport: str | None = None, most_ranks: int = 4) -> Draw:
-    """A setting, by chance."""
-    rng = random.Random(seed)
-    model, transport = rng.choice(MODELS), transport or rng.choice(TRANSPORTS)
-    while True:
-        tensor, pipeline, data = (rng.choice((1, 2)) for _ in range(3))
-        if tensor * pipeline * data <= most_ranks:
-            break
-    expert = rng.choice((1, 2)) if model == "qwen3_moe" and tensor * data > 1 else 1
-    forms = ("plain", "fp8", "int4") if model == "qwen3_moe" else ("plain", "fp8")  # int4 is for experts
-    engines = rng.choice((1, 2))
-    if transport == "handle":
-        engines = min(engines, tensor * pipeline * data)
-    drawn = Draw(
-        seed=seed,
-        model=model,
-        tied=rng.random() < 0.5,
-        form=rng.choice(forms),
-        trains_in=rng.choice([*FLOATS]),
-        serves_in=rng.choice([*FLOATS]),
-        tensor=tensor,
-        pipeline=pipeline,
-        virtual=pipeline == 2 and rng.random() < 0.5,
-        expert=expert,
-        data=data,
-        transport=transport,
-        engines=2 if transport == "handle and broadcast" else engines,
-        bucket=int(10 ** rng.uniform(0, 6)),
-        syncs=rng.choice((1, 2, 3)),
-    )
-    return _on_a_backend(drawn, rng, most_ranks)
-
-
-def _on_a_backend(one: Draw, rng: random.Random, most_ranks: int) -> Draw:
-    """Returns the setting with what only one of the backends has."""
-    if rng.random() < 0.3:
-        alone = {"tensor": 1, "pipeline": 1, "virtual": False, "expert": 1}
-        return replace(one, backend="fsdp", data=min(one.ranks, 2), engines=min(one.engines, 2), **alone)
-    context = rng.choice((1, 2)) if 2 * one.ranks <= most_ranks else 1
-    return replace(one, context=context, adapts=one.model != "qwen3_moe" and rng.random() < 0.5)
 
 
 class Served:
@@ -127,7 +55,11 @@ class Served:
     def __init__(self, directory: Path, one: Draw) -> None:
         self._directory, self._one = directory, one
         plain = directory / "plain"
-        save_tiny_hf(plain, one.model, seed=len(directory.name), tie_word_embeddings=one.tied)
+        seed, tied = len(directory.name), {"tie_word_embeddings": one.tied}
+        if one.model == "gpt_oss":
+            tiny_family(one.model, plain, seed, num_hidden_layers=4, **tied)
+        else:
+            save_tiny_hf(plain, one.model, seed, **tied)
         self.weights = load_file(plain / FILE)
         self._config = {file.name: file.read_bytes() for file in plain.glob("*.json")}
         larger = self._write(directory / "larger", {name: 1000 * t for name, t in self.weights.items()})
@@ -137,26 +69,30 @@ class Served:
             self.path = directory / "served"
             assert convert(["--model-dir", str(larger), "--save-dir", str(self.path), *flags]) == 0
         self._engines: list[InProcessEngine | Server] = []
+        self._lora = {} if one.merges else {"enable_lora": True, "max_lora_rank": RANK}
         self._trained = 0
 
     def urls(self, count: int) -> list[str]:
         """Engines that have served before, and new ones."""
         if not self._engines:
-            self._engines.append(InProcessEngine(self.path, dtype=self._one.serves_in))
+            self._engines.append(InProcessEngine(self.path, dtype=self._one.serves_in, **self._lora))
         if len(self._engines) < count:
-            flags = ("--skip-tokenizer-init", "--dtype", self._one.serves_in)
+            flags = ["--skip-tokenizer-init", "--dtype", self._one.serves_in]
+            flags += ["--enable-lora", "--max-lora-rank", str(RANK)] if self._lora else []
             self._engines.append(Server(self.path, *flags).wait_ready())
         return [
             one.endpoint.url if isinstance(one, InProcessEngine) else one.url for one in self._engines[:count]
         ]
 
-    def train(self, rng: np.random.Generator, adapts: bool) -> tuple[Path, Path]:
+    def train(self, rng: np.random.Generator, one: Draw, is_first: bool) -> tuple[Path, Path]:
         """Changes a few numbers of each tensor, and makes an adapter if there is to be one.
+
+        Beside an adapter the base is frozen: only the first update of a draw changes it.
 
         Returns:
             The checkpoint that a trainer has after it, and the one that engines are to have.
         """
-        for name, tensor in self.weights.items():
+        for name, tensor in self.weights.items() if one.merges or is_first else ():
             changed = torch.from_numpy(rng.random(tensor.shape) < 0.03)
             noise = torch.from_numpy(rng.standard_normal(tensor.shape)).float()
             self.weights[name] = torch.where(changed, tensor + 0.1 * noise, tensor)
@@ -164,9 +100,10 @@ class Served:
         dtype = FLOATS[self._one.trains_in]
         has = {name: tensor.to(dtype) for name, tensor in self.weights.items()}
         trained = self._write(self._directory / f"trained-{self._trained}", has)
-        if adapts:
+        if one.adapts:
             adapter = _random_adapter(rng, has)
             _write_adapter(trained / ADAPTER, adapter)
+        if one.adapts and one.merges:
             has |= {name: _merged(has[name], *pair) for name, pair in adapter.items()}
         return trained, reference_checkpoint(
             self.path, has, self._directory / f"wanted-{self._trained}", FLOATS[self._one.serves_in]
@@ -225,7 +162,7 @@ class Row:
         Raises:
             AssertionError: an engine holds, or generates, anything else than a fresh one of what was trained.
         """
-        key = (one.model, one.tied, one.form, one.trains_in, one.serves_in)
+        key = (one.model, one.tied, one.form, one.trains_in, one.serves_in, one.merges)
         if key not in self._served:
             directory = self._directory / "-".join(map(str, key))
             directory.mkdir()
@@ -233,14 +170,14 @@ class Row:
         served = self._served[key]
         endpoints = _endpoints(one, served.urls(one.engines))
         rng = np.random.default_rng(one.seed)
-        pairs = [served.train(rng, one.adapts) for _ in range(one.syncs)]
+        pairs = [served.train(rng, one, is_first=number == 0) for number in range(one.syncs)]
         versions = range(self.version + 1, self.version + 1 + one.syncs)
         self.version += one.syncs
         args = _args(one, pairs[0][0], served.path, self._directory / f"versions-{self.version}")
         trained = [str(path) for path, _ in pairs]
         found = run_ranks(_update, one.ranks, args, trained, [*versions], endpoints, str(served.path))[0]
-        for (_, wanted), version, engines in zip(pairs, versions, found, strict=True):
-            fresh = _said_by_a_fresh_engine(wanted, one.serves_in)
+        for (has, wanted), version, engines in zip(pairs, versions, found, strict=True):
+            fresh = _said_by_a_fresh_engine(wanted, one, has / ADAPTER)
             digests = {name: _digest(tensor) for name, tensor in load_file(wanted / "held.data").items()}
             for engine in engines:
                 assert engine["version"] == str(version), (one, engine["version"])
@@ -263,11 +200,11 @@ def _args(one: Draw, checkpoint: Path, served: Path, versions: Path) -> Any:
     layout |= {"pipeline_model_parallel_size": one.pipeline, "context_parallel_size": one.context}
     if one.virtual:
         layout |= {"virtual_pipeline_model_parallel_size": 2}
-    if one.model == "qwen3_moe":
+    if one.model in WITH_EXPERTS:
         layout |= {"expert_model_parallel_size": one.expert, "expert_tensor_parallel_size": 1}
         layout |= {"moe_router_load_balancing_type": ["none"], "moe_aux_loss_coeff": [0.0]}
     dtype = FLOATS[one.trains_in]
-    on_disk = one.transport in ("disk", "delta")
+    on_disk = one.transport in ON_DISK
     sync = {
         "colocate": one.transport.startswith("handle"),
         "update_weight_buffer_size": one.bucket,
@@ -284,7 +221,7 @@ def _args(one: Draw, checkpoint: Path, served: Path, versions: Path) -> Any:
         sync |= {"train_backend": "fsdp", "trust_remote_code": False}
         sync |= {"gradient_checkpointing": False, "fsdp_cpu_offload": False}
     if one.adapts:
-        sync |= {"lora_rank": RANK, "lora_alpha": ALPHA}
+        sync |= {"lora_rank": RANK, "lora_alpha": ALPHA, "lora_merge": one.merges}
     return make_args(checkpoint, params_dtype=dtype, bf16=dtype == torch.bfloat16, **layout, **sync)
 
 
@@ -298,20 +235,22 @@ def _update(
 ) -> list[list[dict[str, Any]]]:
     """What each engine holds and says after each version."""
     build = _fsdp if args.train_backend == "fsdp" else _megatron
-    weights, load = build(args)
-    update = WeightUpdate(run_config(args), weights, served=served)
+    weights, beside, load = build(args)
+    update = WeightUpdate(run_config(args), weights, served=served, adapters=beside)
     update.connect(endpoints)
     found = []
     for path, version in zip(trained, versions, strict=True):
         load(path)
         update.run(version)
-        found.append([_looked_at(EngineClient(endpoint)) for endpoint in endpoints] if rank == 0 else [])
+        name = SERVED_ADAPTER if args.lora_rank and not args.lora_merge else None
+        looked_at = [_looked_at(EngineClient(endpoint), name) for endpoint in endpoints] if rank == 0 else []
+        found.append(looked_at)
     update.disconnect()
     return found
 
 
-def _megatron(args: Any) -> tuple[Weights, Callable[[str], None]]:
-    """Builds a model in this rank; returns its weights, and what loads others into it."""
+def _megatron(args: Any) -> tuple[Weights, AdapterWeights | None, Callable[[str], None]]:
+    """Builds a model in this rank; returns its weights, adapters beside them, and what loads others."""
     from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.lora_checkpoint import load_peft
@@ -326,10 +265,16 @@ def _megatron(args: Any) -> tuple[Weights, Callable[[str], None]]:
         if config.lora.adapts:
             load_peft(Path(path) / ADAPTER, args, model)
 
-    return HfWeights(args, model), load
+    if not config.lora.serves_adapter:
+        return HfWeights(args, model), None, load
+    return (
+        HfWeights(args, model, BASE),
+        AdapterWeights(HfWeights(args, model, ADAPTER_ALONE), config.lora),
+        load,
+    )
 
 
-def _fsdp(args: Any) -> tuple[Weights, Callable[[str], None]]:
+def _fsdp(args: Any) -> tuple[Weights, None, Callable[[str], None]]:
     """Builds and loads a model of the other backend."""
     from slime.backends.fsdp_utils.hf_weights import FsdpHfTensors
     from slime.backends.fsdp_utils.initialize import init
@@ -338,30 +283,43 @@ def _fsdp(args: Any) -> tuple[Weights, Callable[[str], None]]:
 
     config = run_config(args)
     model = build_model(config, init(config)[0])
-    return FsdpHfTensors(model, args.params_dtype), lambda path: load_hf_weights(args, model, path)
+    return FsdpHfTensors(model, args.params_dtype), None, lambda path: load_hf_weights(args, model, path)
 
 
-def _looked_at(engine: EngineClient) -> dict[str, Any]:
+def _looked_at(engine: EngineClient, adapter: str | None) -> dict[str, Any]:
     (held,) = engine.weights_checker("checksum")["ranks"]
-    return {"weights": held["checksums"], "version": engine.weight_version(), "said": _generated(engine)}
+    said = _generated(engine, adapter)
+    return {"weights": held["checksums"], "version": engine.weight_version(), "said": said}
 
 
-def _generated(engine: EngineClient) -> list[list[float]]:
+def _generated(engine: EngineClient, adapter: str | None) -> list[list[float]]:
     """Tokens, and log-probs of prompt and answer."""
     sampling = {"max_new_tokens": 6, "temperature": 0.0, "ignore_eos": True}
     body = {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-    answer = engine.request("POST", "/generate", body)
+    answer = engine.request("POST", "/generate", body | ({"lora_path": adapter} if adapter else {}))
     told = answer["meta_info"]
     log_probs = [*told["input_token_logprobs"][1:], *told["output_token_logprobs"]]
     return [answer["output_ids"], [entry[0] for entry in log_probs]]
 
 
-def _said_by_a_fresh_engine(path: Path, dtype: str) -> list[list[float]]:
-    engine = InProcessEngine(path, dtype=dtype)
+def _said_by_a_fresh_engine(path: Path, one: Draw, adapter: Path) -> list[list[float]]:
+    lora = {} if one.merges else {"enable_lora": True, "max_lora_rank": RANK}
+    engine = InProcessEngine(path, dtype=one.serves_in, **lora)
     try:
-        return _generated(engine.client)
+        if not one.merges:
+            _load_adapter(engine.client, adapter)
+        return _generated(engine.client, None if one.merges else SERVED_ADAPTER)
     finally:
         engine.stop()
+
+
+def _load_adapter(engine: EngineClient, adapter: Path) -> None:
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    modules = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in tensors})
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": modules}
+    body = {"lora_name": SERVED_ADAPTER, "config_dict": config}
+    body |= {"serialized_named_tensors": [serialize_tensors(tensors, share=False)]}
+    engine.request("POST", "/load_lora_adapter_from_tensors", body)
 
 
 def _digest(tensor: torch.Tensor) -> str:

@@ -2,7 +2,7 @@
 
 Float8 is e4m3 ("FP8 Formats for Deep Learning", table 1) with a float32 scale of 20 bits for each block.
 Integers are those of compressed-tensors' ``pack-quantized``, -8 to 7, lowest bits first, with a scale for
-each group of a row.
+each group of a row. MXFP4 is e2m1 with the smallest power of two for 32 inputs by which none is above 7.
 """
 
 import shutil
@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 BLOCK, GROUP = (40, 24), 16
+_E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 Parts = dict[str, torch.Tensor]
 
 _FRACTIONS, _SUBNORMAL = 8, 2.0**-9
@@ -33,6 +34,8 @@ def reference_checkpoint(served: Path, weights: Parts, target: Path, dtype: torc
     for name, tensor in weights.items():
         if f"{name}_scale_inv" in form:
             parts, values = _float8(name, tensor)
+        elif f"{name}_blocks" in form:
+            parts, values = _mxfp4(name, tensor)
         elif f"{name}_packed" in form:
             parts, values = _integers(name, tensor, form[f"{name}_scale"].dtype)
         else:
@@ -58,7 +61,7 @@ def _float8(name: str, weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
             ]
             mantissa, exponent = np.frexp(np.abs(values[at]).max() / np.float32(448))
             scale = np.ldexp(np.rint(mantissa * np.float32(2**20)), exponent - 20).astype(np.float32)
-            found = _nearest(np.abs(values[at] / scale).astype(np.float64))
+            found = _nearest(_E4M3, np.abs(values[at] / scale).astype(np.float64))
             scales[row, column] = scale
             codes[at] = found | np.where(np.signbit(values[at]), 128, 0).astype(np.uint8)
             back[at] = np.copysign(_E4M3[found].astype(np.float32) * scale, values[at])
@@ -66,12 +69,27 @@ def _float8(name: str, weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
     return {name: numbers, f"{name}_scale_inv": torch.from_numpy(scales)}, torch.from_numpy(back)
 
 
-def _nearest(magnitudes: np.ndarray) -> np.ndarray:
+def _nearest(numbers: np.ndarray, magnitudes: np.ndarray) -> np.ndarray:
     """Codes of the nearest numbers, of two the even one."""
-    middles = (_E4M3[1:] + _E4M3[:-1]) / 2
+    middles = (numbers[1:] + numbers[:-1]) / 2
     below = np.searchsorted(middles, magnitudes, side="left")
-    in_the_middle = (below < len(middles)) & (middles[np.minimum(below, 125)] == magnitudes)
+    last = len(middles) - 1
+    in_the_middle = (below <= last) & (middles[np.minimum(below, last)] == magnitudes)
     return (below + (in_the_middle & (below % 2 == 1))).astype(np.uint8)
+
+
+def _mxfp4(name: str, weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    values = weight.double().numpy().swapaxes(1, 2)  # inputs last
+    groups = values.reshape(*values.shape[:2], -1, 32)
+    exponents = np.ceil(np.log2(np.abs(groups).max(3) / 7)).astype(np.int64)
+    scaled = groups / 2.0 ** exponents[..., None]
+    found = _nearest(_E2M1, np.abs(scaled))
+    back = np.copysign(_E2M1[found], scaled) * 2.0 ** exponents[..., None]
+    codes = found | np.where(np.signbit(scaled), 8, 0).astype(np.uint8)
+    blocks = codes[..., 0::2] + 16 * codes[..., 1::2]
+    parts = {f"{name}_blocks": blocks.astype(np.uint8), f"{name}_scales": (exponents + 127).astype(np.uint8)}
+    held = torch.from_numpy(back.reshape(values.shape).astype(np.float32)).transpose(1, 2)
+    return {key: torch.from_numpy(part).contiguous() for key, part in parts.items()}, held.contiguous()
 
 
 def _integers(name: str, weight: torch.Tensor, scales_in: torch.dtype) -> tuple[Parts, torch.Tensor]:

@@ -2,20 +2,22 @@
 
 import pytest
 
-from tests.weight_sync.random_syncs import TRANSPORTS, draw, row_of_syncs
+from tests.weight_sync.random_syncs import row_of_syncs
+from tests.weight_sync.sync_draws import TRANSPORTS, draw
 
 pytestmark = pytest.mark.slow
 
-SEEDS = [("handle", 58), ("handle", 24), ("broadcast", 50), ("disk", 18), ("delta", 76)]
+SEEDS = [("handle", 58), ("handle", 24), ("broadcast", 50), ("disk", 18), ("delta", 76), ("disk", 84)]
 
 
 def test_engines_hold_and_say_what_fresh_ones_do_after_each_of_a_row_of_syncs(tmp_path):
-    """Dense and with experts, plain, float8 and 4-bit integers, in float32 and bfloat16, over all layouts; of
-    both backends, and merged with adapters.
+    """Dense and with experts, plain and in each quantised form, in float32 and bfloat16, over all layouts; of
+    both backends, merged with adapters and beside them.
     """
     drawn = [draw(seed, transport, most_ranks=2) for transport, seed in SEEDS]
     assert {one.backend for one in drawn} == {"megatron", "fsdp"} and {one.context for one in drawn} == {1, 2}
-    assert sum(one.adapts for one in drawn) == 2
+    assert sorted(one.merges for one in drawn if one.adapts) == [False, True]
+    assert {one.form for one in drawn} == {"plain", "fp8", "int4", "mxfp4"}
     with row_of_syncs(tmp_path) as row:
         for one in drawn:
             row.take(one)
@@ -23,14 +25,15 @@ def test_engines_hold_and_say_what_fresh_ones_do_after_each_of_a_row_of_syncs(tm
 
 
 def test_draws_are_of_every_kind_and_again_the_same():
-    drawn = [draw(seed) for seed in range(60)]
-    assert drawn == [draw(seed) for seed in range(60)]
+    drawn = [draw(seed) for seed in range(80)]
+    assert drawn == [draw(seed) for seed in range(80)]
     for name, values in {
-        "model": {"qwen3", "llama", "qwen3_moe"},
-        "form": {"plain", "fp8", "int4"},
+        "model": {"qwen3", "llama", "qwen3_moe", "gpt_oss"},
+        "form": {"plain", "fp8", "int4", "mxfp4"},
         "transport": {*TRANSPORTS},
         **{"tensor": {1, 2}, "pipeline": {1, 2}, "expert": {1, 2}, "data": {1, 2}, "engines": {1, 2}},
         **{"tied": {True, False}, "virtual": {True, False}, "adapts": {True, False}},
+        "merges": {True, False},
         **{"backend": {"megatron", "fsdp"}, "context": {1, 2}},
     }.items():
         assert {getattr(one, name) for one in drawn} == values, name

@@ -1,0 +1,98 @@
+"""Settings of weight updates, drawn by chance."""
+
+import random
+from dataclasses import dataclass, replace
+
+TRANSPORTS = ("handle", "broadcast", "handle and broadcast", "disk", "delta")
+ON_DISK = ("disk", "delta")
+MODELS = ("qwen3", "llama", "qwen3_moe")
+WITH_EXPERTS = ("qwen3_moe", "gpt_oss")
+_FLOATS = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A trainer and some updates.
+
+    Attributes:
+        data: data-parallel ranks, over which experts are spread too.
+        context: context-parallel ranks.
+        adapts: whether the trainer has an adapter.
+        merges: whether its weights are merged with that one; else engines get it beside them.
+    """
+
+    seed: int
+    model: str
+    tied: bool
+    form: str
+    trains_in: str
+    serves_in: str
+    tensor: int
+    pipeline: int
+    virtual: bool
+    expert: int
+    data: int
+    transport: str
+    engines: int
+    bucket: int
+    syncs: int
+    backend: str = "megatron"
+    context: int = 1
+    adapts: bool = False
+    merges: bool = True
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor * self.pipeline * self.context * self.data
+
+
+def draw(seed: int, transport: str | None = None, most_ranks: int = 4) -> Draw:
+    """A setting, by chance."""
+    rng = random.Random(seed)
+    model, transport = rng.choice(MODELS), transport or rng.choice(TRANSPORTS)
+    while True:
+        tensor, pipeline, data = (rng.choice((1, 2)) for _ in range(3))
+        if tensor * pipeline * data <= most_ranks:
+            break
+    expert = rng.choice((1, 2)) if model == "qwen3_moe" and tensor * data > 1 else 1
+    forms = ("plain", "fp8", "int4") if model == "qwen3_moe" else ("plain", "fp8")  # int4 is for experts
+    engines = rng.choice((1, 2))
+    if transport == "handle":
+        engines = min(engines, tensor * pipeline * data)
+    drawn = Draw(
+        seed=seed,
+        model=model,
+        tied=rng.random() < 0.5,
+        form=rng.choice(forms),
+        trains_in=rng.choice(_FLOATS),
+        serves_in=rng.choice(_FLOATS),
+        tensor=tensor,
+        pipeline=pipeline,
+        virtual=pipeline == 2 and rng.random() < 0.5,
+        expert=expert,
+        data=data,
+        transport=transport,
+        engines=2 if transport == "handle and broadcast" else engines,
+        bucket=int(10 ** rng.uniform(0, 6)),
+        syncs=rng.choice((1, 2, 3)),
+    )
+    return _with_sinks(_on_a_backend(drawn, rng, most_ranks))
+
+
+def _on_a_backend(one: Draw, rng: random.Random, most_ranks: int) -> Draw:
+    """Returns the setting with what only one of the backends has."""
+    if rng.random() < 0.3:
+        alone = {"tensor": 1, "pipeline": 1, "virtual": False, "expert": 1}
+        return replace(one, backend="fsdp", data=min(one.ranks, 2), engines=min(one.engines, 2), **alone)
+    context = rng.choice((1, 2)) if 2 * one.ranks <= most_ranks else 1
+    adapts = one.model != "qwen3_moe" and rng.random() < 0.5
+    merges = not adapts or one.transport in ON_DISK or rng.random() < 0.5  # which a folder has no place for
+    return replace(one, context=context, adapts=adapts, merges=merges)
+
+
+def _with_sinks(one: Draw) -> Draw:
+    """Returns now and then, in the place of another model with experts, the one that MXFP4 is for."""
+    rng = random.Random(f"{one.seed} gpt_oss")
+    if one.model != "qwen3_moe" or one.backend != "megatron" or one.context > 1 or rng.random() < 0.5:
+        return one
+    return replace(one, model="gpt_oss", tied=False, form=rng.choice(("plain", "mxfp4")))
