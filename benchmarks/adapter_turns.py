@@ -1,13 +1,15 @@
 """CPU that an agent's turn costs in an adapter, beside the same request sent to an engine directly.
 
     python benchmarks/adapter_turns.py [--sessions 64] [--context 32768] [--turns 4] [--rounds 3]
+        [--many 250 1000] [--many-context 2048]
 
 Each session is a conversation of so many tokens in 64 messages, with five tools. A turn is a result of a
 tool of 100 words and an answer of 50 tokens. The engine answers at once; it and the agents are another
 process than the one that is measured: the adapter, or a program that sends as many tokens to
 ``/generate`` and reads answers. Both take turns. Writes JSON: medians of the rounds in CPU ms per turn
 (user and system), what the adapter adds, the first turn of a session, which encodes all of it, and the
-memory of a session.
+memory of a session. Then the same of the adapter alone with many sessions, each of which takes its turns
+beside the others, and how many of their turns were not recorded.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import multiprocessing
 import os
 import random
 import statistics
+import subprocess
 import sys
 import time
 from multiprocessing.connection import Connection
@@ -36,6 +39,7 @@ from slime.agent.adapters import OpenAIAdapter  # noqa: E402
 from slime.agent.aiohttp_threaded import run_app_in_thread  # noqa: E402
 from slime.utils.http_utils import post  # noqa: E402
 
+FORKED = multiprocessing.get_context("fork")
 RESULTS = ROOT / "benchmarks" / "results" / "adapter_turns.json"
 MESSAGES, NEW_WORDS, ANSWER_TOKENS = 64, 100, 50
 WORDS = ["".join(random.Random(n).choices("abcdefghijklmnop", k=3 + n % 6)) for n in range(1500)]
@@ -132,7 +136,8 @@ def serve_adapter(pipe: Connection, tokenizer: PreTrainedTokenizerFast, url: str
         adapter.open_session(str(number), sampling_defaults=SAMPLING)
     pipe.send(run_app_in_thread(adapter.app).port)
     while pipe.recv():
-        pipe.send((time.process_time(), psutil.Process().memory_info().rss))
+        taken = sum(adapter.trajectories.turn_count(str(number)) for number in range(sessions))
+        pipe.send((time.process_time(), psutil.Process().memory_info().rss, taken))
 
 
 def ask_directly(pipe: Connection, prompts: list[list[int]], url: str, turns: int) -> None:
@@ -183,7 +188,7 @@ class Agent:
 async def measure_adapter(args: argparse.Namespace, pipe: Connection) -> dict[str, float]:
     """CPU ms of the first turn and of one that goes on, and MiB of a session."""
 
-    async def usage() -> tuple[float, int]:
+    async def usage() -> tuple[float, int, int]:
         pipe.send(True)
         return await asyncio.to_thread(pipe.recv)
 
@@ -204,21 +209,40 @@ async def measure_adapter(args: argparse.Namespace, pipe: Connection) -> dict[st
         "first_turn_ms": 1e3 * (opened[0] - before[0]) / args.sessions,
         "adapter_ms": 1e3 * (ended[0] - begun[0]) / args.sessions / args.turns,
         "session_mib": (ended[1] - before[1]) / args.sessions / 2**20,
+        "lost_turns": args.sessions * (args.turns + 2) - ended[2],
     }
 
 
+async def with_many(
+    args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast, sessions: int
+) -> dict[str, float]:
+    """The adapter's figures with so many sessions."""
+    many = argparse.Namespace(sessions=sessions, context=args.many_context, turns=args.turns)
+    served, its = FORKED.Pipe()
+    server, url = await start_engine()
+    adapter = FORKED.Process(target=serve_adapter, args=(its, tokenizer, url, sessions))
+    async with server:
+        adapter.start()
+        found = await measure_adapter(many, served)
+    adapter.join()
+    return {"sessions": sessions, "context": args.many_context, **found}
+
+
+async def start_engine() -> tuple[asyncio.Server, str]:
+    server = await asyncio.get_running_loop().create_server(Engine, "127.0.0.1", 0, backlog=4096)
+    return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/generate"
+
+
 async def measured_round(args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -> dict[str, float]:
-    forked = multiprocessing.get_context("fork")
-    server = await asyncio.get_running_loop().create_server(Engine, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/generate"
+    server, url = await start_engine()
     prompts = [
         [random.Random(number).randrange(6000) for _ in range(args.context)]
         for number in range(args.sessions)
     ]
-    ours, theirs = forked.Pipe()
-    direct = forked.Process(target=ask_directly, args=(theirs, prompts, url, args.turns))
-    served, its = forked.Pipe()
-    adapter = forked.Process(target=serve_adapter, args=(its, tokenizer, url, args.sessions))
+    ours, theirs = FORKED.Pipe()
+    direct = FORKED.Process(target=ask_directly, args=(theirs, prompts, url, args.turns))
+    served, its = FORKED.Pipe()
+    adapter = FORKED.Process(target=serve_adapter, args=(its, tokenizer, url, args.sessions))
     async with server:
         adapter.start()
         found = await measure_adapter(args, served)
@@ -229,6 +253,11 @@ async def measured_round(args: argparse.Namespace, tokenizer: PreTrainedTokenize
     return {**found, "direct_ms": 1e3 * seconds / args.sessions / args.turns}
 
 
+def commit() -> str:
+    words = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -237,6 +266,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=32768)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--many", type=int, nargs="*", default=[250, 1000])
+    parser.add_argument("--many-context", type=int, default=2048)
     parser.add_argument("--output", type=Path, default=RESULTS)
     return parser.parse_args()
 
@@ -251,7 +282,9 @@ def main() -> None:
     result = {
         **{"sessions": args.sessions, "context": args.context, "turns": args.turns, "rounds": args.rounds},
         **{"cores": os.cpu_count(), "load_average": os.getloadavg()[0]},
+        **{"date": time.strftime("%Y-%m-%d"), "commit": commit()},
         **{"medians": medians, "added_ms": added},
+        "many": [asyncio.run(with_many(args, tokenizer, sessions)) for sessions in args.many],
     }
     args.output.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))

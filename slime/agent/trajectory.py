@@ -147,10 +147,12 @@ class TrajectoryManager:
         response_message: Message,
         metadata: Mapping[str, Any] | None = None,
         tool_errors: int = 0,
+        begins_with: tuple[Chain, int] | None = None,
     ) -> DriftKind:
         """Adds a turn to the chain that it goes on with, or begins one.
 
         Args:
+            begins_with: a chain with whose tokens the prompt begins, and its turns when it was made of them.
             tool_errors: how many calls of it cannot be read, and results that came with it are errors.
 
         Raises:
@@ -164,7 +166,8 @@ class TrajectoryManager:
         plain = plain_messages(prompt_messages)
         chain, kind = self.continued(sid, plain), DriftKind.FORK
         if chain is not None:
-            kind = self._align(chain, turn.prompt_ids)
+            known = begins_with is not None and begins_with[0] is chain and begins_with[1] == chain.turns
+            kind = self._align(chain, turn.prompt_ids, len(chain.tokens) if known else None)
         if chain is None or kind is DriftKind.FORK:
             chain = Chain([], list(turn.prompt_ids), [_Piece(len(turn.prompt_ids))])
             chains.append(chain)
@@ -176,10 +179,10 @@ class TrajectoryManager:
         chain.metadata |= metadata or {}
         return kind
 
-    def _align(self, chain: Chain, prompt_ids: Sequence[int]) -> DriftKind:
-        """Makes the chain hold the prompt, if they are close enough."""
+    def _align(self, chain: Chain, prompt_ids: Sequence[int], common: int | None) -> DriftKind:
+        """Makes the chain hold the prompt, if they are close enough; ``common`` if it is known how far."""
         held = chain.tokens
-        common = _shared_length(held, prompt_ids)
+        common = _shared_length(held, prompt_ids) if common is None else common
         kind = DriftKind.CLEAN if common == len(held) else DriftKind.REALIGN
         if kind is DriftKind.REALIGN:
             if len(held) - common > self._threshold or common < chain.pieces[0].length:
@@ -267,11 +270,12 @@ def plain_messages(messages: Sequence[Message | PlainMessage]) -> list[PlainMess
 
 def plain_message(message: Message) -> PlainMessage:
     """Role, text and calls of tools."""
-    calls = [_plain_call(call) for call in message.get("tool_calls") or ()]
+    called = message.get("tool_calls")
+    calls = [_plain_call(call) for call in called] if called else []
     role, content = message["role"], flatten_content(message.get("content"))
-    return PlainMessage(
-        role, content.rpartition(_CLOSES)[2].strip() if role == "assistant" else content, calls
-    )
+    if role == "assistant":
+        content = content.rpartition(_CLOSES)[2].strip()
+    return PlainMessage(role, content, calls)
 
 
 def _plain_call(call: Mapping[str, Any]) -> tuple[str, Any]:

@@ -17,6 +17,7 @@ from tests.agent.chat_templates import FAMILIES, tokenizer_of
 
 HOLE = re.compile(r"HOLE(\d+)HOLE")
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}]
+OTHER_TOOLS = [{"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}]
 tokenizer_of, rendering_of = cache(tokenizer_of), cache(lambda family: Rendering(tokenizer_of(family)))
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 BYTE_IDS = {char: number for number, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -71,12 +72,16 @@ def test_text_of_users_and_tools_never_becomes_a_control_token(family, data):
 
 
 @settings(max_examples=40)
-@given(st.sampled_from(sorted(FAMILIES)), conversations(st.sampled_from(["a", "b c", ""])), st.booleans())
-def test_what_comes_after_an_answer_is_the_template_s_whatever_is_left_out(family, messages, offers):
+@given(
+    st.sampled_from(sorted(FAMILIES)),
+    conversations(st.sampled_from(["a", "b c", ""])),
+    st.sampled_from([None, TOOLS, OTHER_TOOLS, TOOLS + OTHER_TOOLS]),
+)
+def test_what_comes_after_an_answer_is_the_template_s_whatever_is_left_out(family, messages, tools):
     """Some count rounds, put what was said first behind the last question, or want roles to alternate."""
     answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
     assume(answers)
-    tools, at = TOOLS if offers else None, answers[-1]
+    at = answers[-1]
     marked = [*messages[:at], {"role": "assistant", "content": "MARKED"}, *messages[at + 1 :]]
     rest = rendered(family, marked, tools).rpartition("MARKED")[2]
     _, found, wanted = rest.partition(tokenizer_of(family).eos_token)
@@ -87,12 +92,20 @@ def test_what_comes_after_an_answer_is_the_template_s_whatever_is_left_out(famil
 def test_the_middle_of_a_conversation_is_not_rendered_once_it_is_known_not_to_matter(monkeypatch):
     rendering, seen = Rendering(tokenizer_of("qwen")), []
     render = rendering._render
-    monkeypatch.setattr(rendering, "_render", lambda m, tools: seen.append(len(m)) or render(m, tools))
+    offered = []
+
+    def watched(messages, tools):
+        seen.append(len(messages))
+        offered.append(tools)
+        return render(messages, tools)
+
+    monkeypatch.setattr(rendering, "_render", watched)
     messages = [{"role": "user", "content": "q"}]
     for _ in range(20):
         messages += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "q"}]
         rendering.tokens_after(messages, len(messages) - 2, TOOLS, rendering._tokenizer.eos_token_id)
     assert seen[-10:] == [3] * 10 and max(seen) <= 9
+    assert all(tools != TOOLS and len(tools) == len(TOOLS) for tools in offered[-10:])
 
 
 def test_names_and_descriptions_of_tools_are_text_too():

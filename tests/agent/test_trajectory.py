@@ -203,3 +203,27 @@ def test_a_turn_that_is_cut_off_keeps_the_versions_of_what_is_left():
     manager.record_turn("s", turn=made, prompt_messages=[USER], response_message=said("a"))
     (sample,) = samples(manager, max_sample_tokens=4)
     assert sample.version_spans == [("3", 1), ("4", 1)]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_prompt_is_compared_once_its_chain_has_gone_on_without_it(goes_on):
+    """Two requests of a conversation may be under way at once; the second then differs from what is held."""
+    manager = TrajectoryManager(fork_threshold_tokens=0)
+    manager.record_turn("s", turn=turn([1, 2], [3]), prompt_messages=[USER], response_message=said("a"))
+    messages = [USER, said("a"), USER]
+    chain = manager.continued("s", messages)
+    held = (chain, chain.turns)
+    if goes_on:
+        manager.record_turn(
+            "s", turn=turn([1, 2, 3, 4], [5]), prompt_messages=messages, response_message=said("b")
+        )
+        messages = [*messages, said("b"), USER]
+    kind = manager.record_turn(
+        "s",
+        turn=turn([1, 2, 3, 9], [6]),
+        prompt_messages=messages,
+        response_message=said("c"),
+        begins_with=held,
+    )
+    assert kind is (DriftKind.FORK if goes_on else DriftKind.CLEAN)
+    assert chain.tokens == ([1, 2, 3, 4, 5] if goes_on else [1, 2, 3, 9, 6])

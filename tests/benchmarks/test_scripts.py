@@ -35,7 +35,10 @@ SCRIPTS = {
     "convert_30b": ["--layers", "1", "--experts", "2", "--vocab-size", "512"],
     "grpo_step": ["--sizes", "0.5M", "--steps", "2"],
     "startup": ["--rounds", "1"],
-    "adapter_turns": ["--sessions", "2", "--context", "1024", "--turns", "1", "--rounds", "1"],
+    "adapter_turns": [
+        *("--sessions", "2", "--context", "1024", "--turns", "1", "--rounds", "1"),
+        *("--many", "3", "--many-context", "256"),
+    ],
     "gpu_loop": [
         *("--size", "tiny", "--dtype", "float32", "--engine", "embedded", "--steps", "1", "--prompts", "2"),
         *("--samples", "2", "--new-tokens", "8"),

@@ -16,7 +16,15 @@ from slime.agent.adapters.engine import call_sglang_generate, engine_answer, tok
 from slime.agent.adapters.forced import ended_by_call
 from slime.agent.adapters.growing import Follow, GrowingAnswer, refused_by
 from slime.agent.adapters.rendering import Rendering, Tools, with_text
-from slime.agent.adapters.session import Messages, Refused, Session, Turn, TurnRequest, sampling_of_turn
+from slime.agent.adapters.session import (
+    Messages,
+    Prompt,
+    Refused,
+    Session,
+    Turn,
+    TurnRequest,
+    sampling_of_turn,
+)
 from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output, thoughts_are_open
 from slime.agent.trajectory import (
     Chain,
@@ -190,7 +198,7 @@ class BaseAdapter:
     async def _take_turn(
         self, session: Session, asked: TurnRequest, follow: Follow | None, top_log_probs: int
     ) -> Turn:
-        prompt, plain, heard = self._prompt_of(asked)
+        prompt, plain, heard, begins_with = self._prompt_of(asked)
         body = self._request(session, asked, prompt, top_log_probs)
         growing = GrowingAnswer(
             self._tokenizer,
@@ -230,7 +238,7 @@ class BaseAdapter:
             await follow(*new)
         if not session.closed:  # or it would come back after it was finished
             errors = sum(bool(message.get("is_error")) for message in heard) + parsed.ill_formed
-            self._record(asked.sid, record, plain, parsed, errors)
+            self._record(asked.sid, record, parsed, errors, plain, begins_with)
         return Turn.of(parsed, record)
 
     def prompt_tokens(self, asked: TurnRequest) -> int:
@@ -241,13 +249,15 @@ class BaseAdapter:
         """
         return len(self._prompt_of(asked)[0])
 
-    def _prompt_of(self, asked: TurnRequest) -> tuple[list[int], list[PlainMessage], Messages]:
-        """The prompt of a turn, its messages, and those of them that no earlier turn had."""
+    def _prompt_of(self, asked: TurnRequest) -> Prompt:
+        """The prompt of a turn."""
         messages = [with_text(message) for message in asked.messages]
         plain = plain_messages(messages)
         chain = self.trajectories.continued(asked.sid, plain)
         heard = messages[len(chain.messages) if chain else 0 :]
-        return self._prompt_ids(chain, messages, asked.tools), plain, heard
+        held = self._held_ids(chain, messages, asked.tools) if chain else None
+        ids = self._rendering.tokens(messages, asked.tools) if held is None else held
+        return Prompt(ids, plain, heard, (chain, chain.turns) if chain and held else None)
 
     def _request(
         self, session: Session, asked: TurnRequest, prompt: Sequence[int], top_log_probs: int
@@ -284,9 +294,10 @@ class BaseAdapter:
         self,
         sid: str,
         record: TurnRecord,
-        messages: Sequence[PlainMessage],
         parsed: ParsedModelOutput,
         tool_errors: int,
+        messages: Sequence[PlainMessage],
+        begins_with: tuple[Chain, int] | None,
     ) -> None:
         said: dict[str, bool] = {}
         if parsed.tool_calls:
@@ -302,6 +313,7 @@ class BaseAdapter:
             response_message=self.reply_message(parsed),
             metadata=said,
             tool_errors=tool_errors,
+            begins_with=begins_with,
         )
         if self._debug is not None:
             self._debug(sid, record)
@@ -323,14 +335,11 @@ class BaseAdapter:
         end = self._tokenizer.eos_token_id
         return self._tokenizer.decode(ids[:-1] if ids and ids[-1] == end else ids)
 
-    def _prompt_ids(self, chain: Chain | None, messages: Messages, tools: Tools) -> list[int]:
-        """The conversation as tokens; of one that goes on, those that are held and only then new ones."""
-        if chain is not None:
-            at, last = len(chain.messages) - 1, chain.tokens[-1]
-            after = self._rendering.tokens_after(messages, at, tools, last)
-            if after is not None:
-                return chain.tokens + after
-        return self._rendering.tokens(messages, tools)
+    def _held_ids(self, chain: Chain, messages: Messages, tools: Tools) -> list[int] | None:
+        """A conversation that goes on as tokens: those that are held, then new ones; None if it cannot be."""
+        at, last = len(chain.messages) - 1, chain.tokens[-1]
+        after = self._rendering.tokens_after(messages, at, tools, last)
+        return None if after is None else chain.tokens + after
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})

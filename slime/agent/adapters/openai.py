@@ -158,9 +158,9 @@ def _top_log_probs(body: Mapping[str, Any]) -> int:
     return number
 
 
-def _as_templates_have_it(message: Mapping[str, Any]) -> dict[str, Any]:
+def _as_templates_have_it(message: dict[str, Any]) -> dict[str, Any]:
     """A message whose calls have mappings as arguments; no template knows developers, who are the system."""
-    said = {**message, "role": "system"} if message["role"] == "developer" else dict(message)
+    said = {**message, "role": "system"} if message["role"] == "developer" else message
     calls = message.get("tool_calls")
     return {**said, "tool_calls": [with_arguments(call) for call in calls]} if calls else said
 

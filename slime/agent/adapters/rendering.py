@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,6 +14,19 @@ from slime.agent.trajectory import flatten_content
 Tools = Sequence[Mapping[str, Any]] | None
 _SYSTEM = ("system", "developer")
 _SHAPES_KEPT = 1000
+_ANY_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "any", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+"""Stands for a tool where a template has written all that it says of tools before the answer."""
+
+
+class _Part(NamedTuple):
+    """A conversation or less of it, where the answer stands in it, and tools."""
+
+    messages: Messages
+    at: int
+    tools: Tools
 
 
 class Rendering:
@@ -22,7 +35,7 @@ class Rendering:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer, self._plain = tokenizer, PlainText(tokenizer)
         self._mark = secrets.token_hex(16)
-        self._alike: dict[Hashable, bool] = {}
+        self._enough: dict[Hashable, int] = {}
 
     def tokens(self, messages: Messages, tools: Tools) -> list[int]:
         """The whole conversation.
@@ -43,28 +56,32 @@ class Rendering:
         """
         ended = last == self._tokenizer.eos_token_id
         begun = next((n for n, m in enumerate(messages) if m["role"] not in _SYSTEM), 0) + 1
-        left_out = at - begun
-        if left_out < 1:
-            text = self._after(messages, at, tools, ended)
-        else:
+        whole = _Part(messages, at, tools)
+        parts = [whole]
+        if at > begun:
             short = [*messages[:begun], *messages[at:]]
-            shape = _shape(messages, begun, at, tools, ended)
-            if self._alike.get(shape):
-                text = self._after(short, begun, tools, ended)
-            else:
-                text = self._after(messages, at, tools, ended)
-                if shape not in self._alike:
-                    self._note(shape, text == self._after(short, begun, tools, ended))
+            unnamed = [_ANY_TOOL] * len(tools) if tools else tools
+            parts = [_Part(short, begun, unnamed), _Part(short, begun, tools), whole]
+        text = self._after_alike(parts, _shape(messages, begun, at, tools, ended), ended)
         if text is None:
             return None
         ids = self._plain.encode(text)
         return ids[1:] if ids[:1] == [last] else ids
 
-    def _note(self, shape: Hashable, alike: bool) -> None:
-        """Whether what comes after an answer is the same where the middle of the conversation is left out."""
-        if len(self._alike) >= _SHAPES_KEPT:
-            self._alike.clear()
-        self._alike[shape] = alike
+    def _after_alike(self, parts: Sequence[_Part], shape: Hashable, ended: bool) -> str | None:
+        """What comes after an answer, by the least part of the conversation that shows it.
+
+        Args:
+            parts: from the least to the whole. Which will do is tried once for each shape.
+        """
+        if shape in self._enough:
+            return self._after(*parts[self._enough[shape]], ended)
+        text = self._after(*parts[-1], ended)
+        if len(self._enough) >= _SHAPES_KEPT:
+            self._enough.clear()
+        alike = (n for n, part in enumerate(parts[:-1]) if self._after(*part, ended) == text)
+        self._enough[shape] = next(alike, len(parts) - 1)
+        return text
 
     def _after(self, messages: Messages, at: int, tools: Tools, ended: bool) -> str | None:
         end = self._tokenizer.eos_token
@@ -102,7 +119,7 @@ def _shape(messages: Messages, begun: int, at: int, tools: Tools, ended: bool) -
     """What templates look at beside texts: roles, which fields there are, and odd or even places."""
     told = (*messages[:begun], messages[at - 1], *messages[at:])
     fields = tuple((m["role"], bool(m["content"]), len(m.get("tool_calls") or ()), len(m)) for m in told)
-    return fields, begun, (at - begun) % 2, bool(tools), ended
+    return fields, min(at - begun, 1), begun, (at - begun) % 2, len(tools or ()), ended
 
 
 def with_text(message: Mapping[str, Any]) -> Mapping[str, Any]:

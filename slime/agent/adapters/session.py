@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from slime.agent.parsing import ParsedModelOutput
-from slime.agent.trajectory import TurnRecord
+from slime.agent.trajectory import Chain, PlainMessage, TurnRecord
 
 Messages = Sequence[Mapping[str, Any]]
 OPENAI_PARAMS = {
@@ -72,6 +72,20 @@ class TurnRequest(NamedTuple):
     tools: Sequence[Mapping[str, Any]] | None
     params: Mapping[str, Any]
     single_call: bool = False
+
+
+class Prompt(NamedTuple):
+    """What the engine gets for a turn.
+
+    Attributes:
+        heard: messages that no earlier turn had.
+        begins_with: the chain whose tokens it begins with, and how many turns that had.
+    """
+
+    ids: list[int]
+    messages: list[PlainMessage]
+    heard: Messages
+    begins_with: tuple[Chain, int] | None
 
 
 @dataclass
