@@ -35,8 +35,10 @@ def run(words: Sequence[str]) -> int:
     try:
         record = _record_of(place)
         hidden = {"reward"} if record and record.flags.get("loss_type") == "sft_loss" else set()
-        path = metrics_file(place, record) if Path(place).is_dir() else Path(place)
-        print(page(place, read_metrics(path), hidden))
+        print(page(place, read_metrics(metrics_file(place, record)), hidden))
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except (OSError, ValueError, KeyError) as error:
         print(f"error: {place}: no metrics that can be read ({error})", file=sys.stderr)
         return 2

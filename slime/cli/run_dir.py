@@ -7,6 +7,7 @@ from typing import Any
 
 from slime.arguments.config_record import RECORD
 from slime.arguments.core.config_entries import Tree, read_tree
+from slime.arguments.core.errors import UsageError
 
 _STARTED_IN = re.compile(r"^# slime .*, in (/.*)$", re.MULTILINE)
 _LEFT_OUT = re.compile(r"^  # (\w+): not written", re.MULTILINE)
@@ -36,7 +37,7 @@ def read_record(place: str) -> Record:
     Raises:
         UsageError: there is none, or it cannot be read.
     """
-    path = Path(place) / RECORD if Path(place).is_dir() else Path(place)
+    path = _in_run(place, RECORD, "a file of flags")
     tree = read_tree(str(path), place)
     text = path.read_text(encoding="utf-8")
     started = _STARTED_IN.search(text)
@@ -52,8 +53,25 @@ def read_record(place: str) -> Record:
 
 
 def metrics_file(place: str, record: Record | None = None) -> Path:
-    """Where a run's metrics are: the file that its record names, else that in its directory."""
+    """Where a run's metrics are: the file that its record names, else that in its directory.
+
+    Raises:
+        UsageError: nothing is there.
+    """
     named = record.flags.get("metrics_file") if record else None
     if not named:
-        return Path(place) / "metrics.jsonl"
+        return _in_run(place, "metrics.jsonl", "its file of metrics")
     return ((record.started_in if record else None) or Path()) / str(named)
+
+
+def _in_run(place: str, name: str, other: str) -> Path:
+    """The file of this name in a run's directory, or the place itself, which is ``other``.
+
+    Raises:
+        UsageError: it is not there.
+    """
+    path = Path(place) / name if Path(place).is_dir() else Path(place)
+    if not path.exists():
+        found = f"has no {name}" if path != Path(place) else "is not there"
+        raise UsageError(f"{place}: {found} (wanted: a run's directory, or {other})")
+    return path

@@ -63,9 +63,29 @@ def test_what_rounding_leaves_of_a_loss_is_zero_and_no_curve(tmp_path, capsys) -
     ]
 
 
-def test_a_place_without_metrics_is_named(tmp_path, capsys) -> None:
+def test_metrics_that_cannot_be_read_are_named(tmp_path, capsys) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n{}\n")
     assert main(["report", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path}: no metrics that can be read")
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "other"),
+    [
+        (["report"], "metrics.jsonl", "its file of metrics"),
+        (["resume"], "resolved.yaml", "a file of flags"),
+        (["diff", "."], "resolved.yaml", "a file of flags"),
+    ],
+)
+def test_a_place_without_a_run_is_told_what_is_wanted_there(
+    words, file, other, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    wanted = f"(wanted: a run's directory, or {other})"
+    for place, found in (("empty", f"has no {file}"), ("nowhere", "is not there")):
+        assert main([words[0], place, *words[1:]]) == 2
+        assert capsys.readouterr().err == f"error: {place}: {found} {wanted}\n"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (200, "3:20"), (3909, "1:05:09")])
