@@ -16,7 +16,7 @@ _ANSWER_LEVELS = 8
 """More than there are around a trajectory in an answer."""
 
 
-class Trajectory(BaseModel):
+class Trajectory(BaseModel, extra="forbid"):
     """A conversation with a reward; those of one prompt share ``instance_id``.
 
     What comes after ``extra_info`` means what it means in `slime.utils.types.Sample`, and is given out where
@@ -121,7 +121,7 @@ class Start(BaseModel, extra="allow"):
     resume: bool = False
 
 
-class Fetch(BaseModel):
+class Fetch(BaseModel, extra="forbid"):
     """Which complete groups are wanted: all of them, for good, unless it says otherwise.
 
     Attributes:
@@ -134,7 +134,7 @@ class Fetch(BaseModel):
     lease_s: float = Field(600.0, gt=0, le=LONGEST_LEASE_S)
 
 
-class Acknowledgement(BaseModel):
+class Acknowledgement(BaseModel, extra="forbid"):
     """Leases whose groups are never to come again."""
 
     leases: list[str] = Field(min_length=1, max_length=10_000)

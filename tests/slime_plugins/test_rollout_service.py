@@ -49,6 +49,19 @@ def test_what_is_known_of_tokens_comes_out_as_it_went_in(client):
     assert second == PLAIN | {"uid": "2", "extra_info": {}}
 
 
+def test_a_field_that_nobody_reads_is_refused_by_name(client):
+    asked(client, "/buffer/write", **PLAIN)
+    for path, body in (
+        ("/buffer/write", PLAIN | {"uid": "2", "loss_masks": [1]}),
+        ("/get_rollout_data", {"leese": "x"}),
+        ("/buffer/acknowledge", {"leases": ["x"], "lease": "x"}),
+    ):
+        (wrong,) = asked(client, path, 422, **body)["detail"]
+        assert wrong["type"] == "extra_forbidden" and wrong["loc"][0] in {"loss_masks", "leese", "lease"}
+    (row,) = asked(client, "/get_rollout_data")["data"]["data"]
+    assert row["uid"] == PLAIN["uid"]
+
+
 def test_what_disagrees_about_the_response_is_refused_by_name(client):
     def refused(row):
         own, word = row[1]
