@@ -4,6 +4,7 @@ The suite is about CPUs. On a machine with a GPU the GPU is hidden from it, and 
 runs are left out, since Ray would not declare logical GPUs there. ``pytest -m gpu`` runs those that need one.
 """
 
+import gc
 import os
 from pathlib import Path
 
@@ -49,6 +50,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("e2e") is not None:
             item.add_marker("cluster")
+
+
+def pytest_collection_finish() -> None:
+    """Lets the garbage collector pass over what was imported and collected: most of what it would look at."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -101,9 +101,10 @@ def test_commands_run_in_bash_and_failures_are_errors():
 
 def test_the_collector_leaves_what_there_is_alone() -> None:
     thresholds = gc.get_threshold()
+    gc.unfreeze()  # what tests/conftest.py has frozen
     try:
         spare_collector()
         assert gc.get_freeze_count() > 10_000 and gc.isenabled()
     finally:
-        gc.unfreeze()
+        gc.freeze()
         gc.set_threshold(*thresholds)
