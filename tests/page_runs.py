@@ -25,6 +25,7 @@ PRINTED = {
     **dict.fromkeys(("bash scripts/test.sh", "bash scripts/conformance.sh", "bash scripts/gpu.sh"), _SCRIPTS),
     **dict.fromkeys(("bash scripts/quickstart.sh", "bash scripts/learning.sh"), _SCRIPTS),
     "slime chat": "tests/cli/test_chat.py",
+    "slime dashboard": "tests/cli/test_dashboard.py",
     "slime resume": "tests/cli/test_run_dirs.py",
     "python -m slime_plugins.rollout_buffer.buffer": "tests/slime_plugins/test_rollout_buffer.py",
     "python tools/convert_hf_to_torch_dist.py": "tests/tools/test_convert.py",

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[1]
 Tree = dict[str, str]
 
 ROOMS = (
-    *("cli", "ray", "rollout", "router", "agent", "backends", "weight_sync", "training", "observability"),
-    *("check", "arguments", "adapters", "models", "processes", "utils", "config"),
+    *("cli", "dashboard", "ray", "rollout", "router", "agent", "backends", "weight_sync", "training"),
+    *("observability", "check", "arguments", "adapters", "models", "processes", "utils", "config"),
 )
 """From top to bottom: a room imports those below it."""
 READS_OF_ARGS = {
@@ -29,7 +29,10 @@ READS_OF_ARGS = {
     **dict(models=5, observability=4),
 }
 """How often a room reads a name of ``args``, at most; rooms that are not here never do. It only goes down."""
-UNAWARE = ("training", "observability", "adapters", "models", "router", "agent", "processes", "weight_sync")
+UNAWARE = (
+    *("training", "observability", "adapters", "models", "router", "agent", "processes", "weight_sync"),
+    "dashboard",
+)
 """Rooms that take their configuration, and so import nothing of the command line."""
 CLOSURES = {"slime.training.losses.policy": 20}
 """How many files of ours one may depend on: itself and what it imports, for types too."""

@@ -27,6 +27,7 @@ COMMANDS = {
     "check": Command("slime.cli.check", "[--async] FLAG ...", "what a run would need, without starting it"),
     "new-task": Command("slime.cli.new_task", "DIR [--form FORM]", "write a task that learns here at once"),
     "report": Command("slime.cli.report", "RUN_DIR", "curves of a run in the terminal"),
+    "dashboard": Command("slime.cli.dashboard", "RUN_DIR ... [--port N]", "curves of runs in a browser"),
     "resume": Command("slime.cli.resume", "RUN_DIR [FLAG ...]", "go on from a run's latest checkpoint"),
     "diff": Command("slime.cli.diff", "RUN_DIR RUN_DIR", "the flags in which two runs differ"),
     "chat": Command("slime.cli.chat", "URL | MODEL_DIR", "talk to a model in the terminal"),

@@ -1,0 +1,1 @@
+"""The page on which a person sees what runs do and did."""

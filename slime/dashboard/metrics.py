@@ -1,0 +1,123 @@
+"""A file of metrics that grows, by column."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import orjson
+
+from slime.observability.jsonl import RESERVED_KEYS
+
+MAX_POINTS = 1500
+"""More than these of a curve no screen shows."""
+_RECENT = 20
+Point = tuple[int, float | None]
+"""Step and value; None is one that is not finite."""
+
+
+class MetricsFile:
+    """The curves of a run; each look reads what was written since the last one.
+
+    Where a resumed run repeats a step, its values win. A file that has become shorter is another run's, and
+    is read anew.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = Lock()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._offset = 0
+        self._axes: dict[str, str] = {}
+        self._columns: dict[str, dict[int, float | None]] = {}
+        self._ends: dict[str, int] = {}
+        self._times: tuple[float, float] | None = None
+
+    def refresh(self) -> None:
+        """Reads the lines that are new and complete.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: a line is no row of metrics.
+        """
+        with self._lock, self.path.open("rb") as file:
+            if file.seek(0, 2) < self._offset:
+                self._forget()
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):  # still being written
+                    break
+                self._take(line)
+                self._offset += len(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            row = orjson.loads(line)
+            axis, step, time = str(row["axis"]), int(row["step"]), float(row["time"])
+        except (orjson.JSONDecodeError, TypeError, KeyError, ValueError) as error:
+            raise ValueError(f"{self.path}, byte {self._offset}: not a row of metrics ({error!r})") from error
+        self._ends[axis] = max(step, self._ends.get(axis, 0))
+        self._times = (self._times[0] if self._times else time, time)
+        for name, value in row.items():
+            if name not in RESERVED_KEYS and _is_number(value):
+                self._axes.setdefault(name, axis)
+                self._columns.setdefault(name, {})[step] = _finite(value)
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the last step of each axis, when the run began and last wrote, and its metrics."""
+        with self._lock:
+            began, wrote = self._times or (None, None)
+            metrics = {
+                name: {"axis": self._axes[name], "last": last_of(column)}
+                for name, column in sorted(self._columns.items())
+            }
+            return {"ends": self._ends, "began": began, "wrote": wrote, "metrics": metrics}
+
+    def curve(self, name: str) -> list[Point]:
+        """Returns steps and values in order, `MAX_POINTS` at most; none for an unknown name."""
+        with self._lock:
+            points = sorted(self._columns.get(name, {}).items())
+        return list(thinned(points, MAX_POINTS))
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the mean seconds of each part of the last steps, by its name."""
+        with self._lock:
+            parts = {name: sorted(column.items())[-_RECENT:] for name, column in self._columns.items()}
+        return dict(_means(parts))
+
+
+def _means(parts: Mapping[str, list[Point]]) -> Iterator[tuple[str, float]]:
+    for name, points in parts.items():
+        found = [value for _, value in points if value is not None]
+        if name.startswith("perf/") and name.endswith("_time") and found:
+            yield name.removeprefix("perf/").removesuffix("_time"), sum(found) / len(found)
+
+
+def thinned(points: list[Point], most: int) -> Iterable[tuple[int, float | None]]:
+    """Yields ``most`` points at most, each the mean of those in its place; the last stays as it is."""
+    if len(points) <= most:
+        return points
+    edges = [index * (len(points) - 1) // (most - 1) for index in range(most)]
+    places = (points[start:end] for start, end in pairwise(edges))
+    return [*(_mean(place) for place in places), points[-1]]
+
+
+def _mean(points: list[Point]) -> Point:
+    found = [value for _, value in points if value is not None]
+    return points[0][0], sum(found) / len(found) if found else None
+
+
+def last_of(column: Mapping[int, float | None]) -> float | None:
+    """The value of the highest step; None if that is not finite."""
+    return column[max(column)]
+
+
+def _is_number(value: Any) -> bool:
+    return (isinstance(value, int | float) and not isinstance(value, bool)) or value in ("nan", "inf", "-inf")
+
+
+def _finite(value: Any) -> float | None:
+    return None if isinstance(value, str) else float(value)
