@@ -98,6 +98,20 @@ async def test_the_string_that_ended_an_answer_is_told(served, engine):
         assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", " two")
 
 
+async def test_a_string_that_the_client_did_not_name_is_not_told(served, engine):
+    """A session has stop strings of its own, and where one call is wanted its end is one."""
+    adapter, client = served
+    adapter.open_session("t", sampling_defaults={"stop": [" two"]})
+    engine.answer = lambda conversation: "<think>hm</think>one, two, three"
+    own = await client.with_options(api_key="t").messages.create(**ASKED, messages=[USER])
+    engine.answer = lambda conversation: "<think>hm</think><tool_call>{]</tool_call> more"
+    single: anthropic.types.ToolChoiceAutoParam = {"type": "auto", "disable_parallel_tool_use": True}
+    unread = await client.messages.create(**ASKED, messages=[USER], tools=TOOLS, tool_choice=single)
+    assert own.content[-1].text == "one, two" and unread.content[-1].text == "<tool_call>{]</tool_call>"
+    for answer in (own, unread):
+        assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None)
+
+
 async def test_calls_of_strict_tools_follow_their_schemas(served, engine):
     _, client = served
     strict = [{**TOOLS[0], "strict": True}]

@@ -239,7 +239,7 @@ class BaseAdapter:
         if not session.closed:  # or it would come back after it was finished
             errors = sum(bool(message.get("is_error")) for message in heard) + parsed.ill_formed
             self._record(asked.sid, record, parsed, errors, plain, begins_with)
-        return Turn.of(parsed, record)
+        return Turn.of(parsed, record, asked.params)
 
     def prompt_tokens(self, asked: TurnRequest) -> int:
         """How many tokens the engine would get for this turn.

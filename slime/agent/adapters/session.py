@@ -95,7 +95,7 @@ class Turn:
     Attributes:
         log_probs: of each token, with its id.
         top_log_probs: of the likeliest in the place of each token, if asked for.
-        stop_string: the one that ended it, if one did.
+        stop_string: of those that the request has, the one that ended it, if one did.
     """
 
     output: ParsedModelOutput
@@ -108,9 +108,9 @@ class Turn:
     stop_string: str | None = None
 
     @classmethod
-    def of(cls, parsed: ParsedModelOutput, record: TurnRecord) -> "Turn":
-        """What is told of an answer of the engine."""
-        meta = record.meta_info
+    def of(cls, parsed: ParsedModelOutput, record: TurnRecord, params: Mapping[str, Any]) -> "Turn":
+        """What is told of an answer of the engine to a request with these sampling parameters."""
+        meta, asked = record.meta_info, params.get("stop") or ()
         matched = (meta.get("finish_reason") or {}).get("matched")
         return cls(
             parsed,
@@ -120,7 +120,7 @@ class Turn:
             list(zip(record.output_log_probs, record.output_ids, strict=True)),
             [[(p, token) for p, token, *_ in row] for row in meta.get("output_top_logprobs") or []],
             meta.get("cached_tokens", 0),
-            matched if isinstance(matched, str) else None,
+            matched if matched in ([asked] if isinstance(asked, str) else asked) else None,
         )
 
 
