@@ -1,6 +1,7 @@
 """Messages become the tokens of a template: text of others stays text, and only what is new is rendered."""
 
 import re
+from copy import copy
 from functools import cache
 
 import pytest
@@ -106,6 +107,22 @@ def test_the_middle_of_a_conversation_is_not_rendered_once_it_is_known_not_to_ma
         rendering.tokens_after(messages, len(messages) - 2, TOOLS, rendering._tokenizer.eos_token_id)
     assert seen[-10:] == [3] * 10 and max(seen) <= 9
     assert all(tools != TOOLS and len(tools) == len(TOOLS) for tools in offered[-10:])
+
+
+def test_messages_on_which_a_template_fails_do_not_tell_what_it_looks_at():
+    """This one tells the tools before the last question, which all parts seem alike without."""
+    rendering, end = Rendering(tokenizer_of("mistral")), tokenizer_of("mistral").eos_token_id
+    rendering._tokenizer = copy(rendering._tokenizer)
+    fails = "{% if messages[-1].content == 'bad' %}{{ raise_exception('bad') }}{% endif %}"
+    rendering._tokenizer.chat_template = fails + FAMILIES["mistral"][1]
+    question, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+
+    def after(last):
+        messages = [question, answer, question, answer, {"role": "user", "content": last}]
+        return rendering.tokens_after(messages, 3, TOOLS, end)
+
+    assert after("bad") is None
+    assert '"name": "f"' in tokenizer_of("mistral").decode(after("good"))
 
 
 def test_names_and_descriptions_of_tools_are_text_too():

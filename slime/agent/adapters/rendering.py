@@ -77,6 +77,8 @@ class Rendering:
         if shape in self._enough:
             return self._after(*parts[self._enough[shape]], ended)
         text = self._after(*parts[-1], ended)
+        if text is None:  # all parts are alike where the template fails on each
+            return None
         if len(self._enough) >= _SHAPES_KEPT:
             self._enough.clear()
         alike = (n for n, part in enumerate(parts[:-1]) if self._after(*part, ended) == text)
