@@ -1,4 +1,4 @@
-"""Which commands of pages are run, which other tests take from the pages, and which are left, and why."""
+"""Which commands of pages are run where: by one test, or by others that take them from the pages."""
 
 from functools import cache
 
@@ -81,11 +81,6 @@ AT_NIGHT = {
     "python tools/uv_lock.py": "tests/test_packaging.py",
 }
 """The same, in tests that are nightly."""
-LEFT = {
-    "python -m tests.backends.embedded_engine.tool_calls.record": "SGLang's own parsers; "
-    "tests/backends/embedded_engine/tool_calls/test_formats.py holds ours against what it wrote",
-}
-"""Beginnings of commands that are left: what they need or take, and what runs them; the longest counts."""
 NAMES = {
     *(f"slime {name}" for name in ("check", "diff", "new-task", "report", "resume", "train")),
     *("slime train --async", "slime train --supervise", "slime check --write-config"),
@@ -113,12 +108,6 @@ def is_printed(command: Command) -> bool:
     return not is_name(command) and any(begins(command, beginning) for beginning in PRINTED | AT_NIGHT)
 
 
-def reason(command: Command) -> str | None:
-    """Why a command is run nowhere as printed; None for one that is, or that nobody has thought of."""
-    found = [beginning for beginning in LEFT if begins(command, beginning) and not is_printed(command)]
-    return LEFT[max(found, key=len)] if found else None
-
-
 def begins(command: Command, beginning: str) -> bool:
     """Whether a command has these words first; a word that ends with - or / stands for all that begin so."""
     text = " ".join(command.words)
@@ -140,5 +129,5 @@ def is_checked(command: Command) -> bool:
 
 
 def _is_here(command: Command, beginnings: tuple[str, ...]) -> bool:
-    left = is_name(command) or is_printed(command) or reason(command) is not None
-    return not left and any(begins(command, beginning) for beginning in beginnings)
+    elsewhere = is_name(command) or is_printed(command)
+    return not elsewhere and any(begins(command, beginning) for beginning in beginnings)
