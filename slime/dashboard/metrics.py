@@ -1,10 +1,12 @@
 """A file of metrics that grows, by column."""
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
+from itertools import islice, pairwise
+from math import isfinite
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -12,7 +14,11 @@ from slime.observability.jsonl import RESERVED_KEYS
 
 MAX_POINTS = 1500
 """More than these of a curve no screen shows."""
+READING_SECONDS = 0.5
+"""A look at long files ends after these, and the next one goes on: the page is not to wait for all of it."""
 _RECENT = 20
+_HEAD = 256
+"""Bytes by which a file is known again: the first row has the time at which it was written."""
 Point = tuple[int, float | None]
 """Step and value; None is one that is not finite."""
 
@@ -20,8 +26,8 @@ Point = tuple[int, float | None]
 class MetricsFile:
     """The curves of a run; each look reads what was written since the last one.
 
-    Where a resumed run repeats a step, its values win. A file that has become shorter is another run's, and
-    is read anew.
+    Where a resumed run repeats a step, its values win. A file that has become shorter or begins otherwise is
+    another run's, and is read anew.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,50 +37,69 @@ class MetricsFile:
 
     def _forget(self) -> None:
         self._offset = 0
+        self._size = 0
+        self._head = b""
         self._axes: dict[str, str] = {}
         self._columns: dict[str, dict[int, float | None]] = {}
         self._ends: dict[str, int] = {}
         self._times: tuple[float, float] | None = None
 
-    def refresh(self) -> None:
-        """Reads the lines that are new and complete.
+    def refresh(self, seconds: float = READING_SECONDS) -> None:
+        """Reads the lines that are new and complete, for these seconds at most.
 
         Raises:
             OSError: the file cannot be read.
             ValueError: a line is no row of metrics.
         """
+        until = time.monotonic() + seconds
         with self._lock, self.path.open("rb") as file:
-            if file.seek(0, 2) < self._offset:
-                self._forget()
-            file.seek(self._offset)
+            self._find_place(file)
             for line in file:
                 if not line.endswith(b"\n"):  # still being written
+                    self._size = self._offset
                     break
                 self._take(line)
                 self._offset += len(line)
+                if time.monotonic() > until:
+                    break
+
+    def _find_place(self, file: BinaryIO) -> None:
+        head = file.read(_HEAD)
+        size = file.seek(0, 2)
+        if size < self._offset or not head.startswith(self._head[: self._offset]):
+            self._forget()
+        self._size, self._head = size, head
+        file.seek(self._offset)
 
     def _take(self, line: bytes) -> None:
         try:
             row = orjson.loads(line)
-            axis, step, time = str(row["axis"]), int(row["step"]), float(row["time"])
+            axis, step, wrote = str(row["axis"]), int(row["step"]), float(row["time"])
+            if not isfinite(wrote):
+                raise ValueError(f"time {wrote}")
         except (orjson.JSONDecodeError, TypeError, KeyError, ValueError) as error:
             raise ValueError(f"{self.path}, byte {self._offset}: not a row of metrics ({error!r})") from error
         self._ends[axis] = max(step, self._ends.get(axis, 0))
-        self._times = (self._times[0] if self._times else time, time)
+        self._times = (self._times[0] if self._times else wrote, wrote)
         for name, value in row.items():
             if name not in RESERVED_KEYS and _is_number(value):
-                self._axes.setdefault(name, axis)
-                self._columns.setdefault(name, {})[step] = _finite(value)
+                if name not in self._columns:
+                    self._axes[name], self._columns[name] = axis, {}
+                self._columns[name][step] = _finite(value)
 
     def summary(self) -> dict[str, Any]:
-        """Returns the last step of each axis, when the run began and last wrote, and its metrics."""
+        """Returns the last step of each axis, when the run began and last wrote, and its metrics.
+
+        ``read`` is the part of the file that they are from.
+        """
         with self._lock:
             began, wrote = self._times or (None, None)
             metrics = {
-                name: {"axis": self._axes[name], "last": last_of(column)}
+                name: {"axis": self._axes[name], "last": latest(column)[-1][1]}
                 for name, column in sorted(self._columns.items())
             }
-            return {"ends": self._ends, "began": began, "wrote": wrote, "metrics": metrics}
+            read = self._offset / self._size if self._size else 1.0
+            return {"ends": {**self._ends}, "began": began, "wrote": wrote, "read": read, "metrics": metrics}
 
     def curve(self, name: str) -> list[Point]:
         """Returns steps and values in order, `MAX_POINTS` at most; none for an unknown name."""
@@ -85,7 +110,7 @@ class MetricsFile:
     def seconds(self) -> dict[str, float]:
         """Returns the mean seconds of each part of the last steps, by its name."""
         with self._lock:
-            parts = {name: sorted(column.items())[-_RECENT:] for name, column in self._columns.items()}
+            parts = {name: latest(column) for name, column in self._columns.items()}
         return dict(_means(parts))
 
 
@@ -110,9 +135,9 @@ def _mean(points: list[Point]) -> Point:
     return points[0][0], sum(found) / len(found) if found else None
 
 
-def last_of(column: Mapping[int, float | None]) -> float | None:
-    """The value of the highest step; None if that is not finite."""
-    return column[max(column)]
+def latest(column: dict[int, float | None]) -> list[Point]:
+    """The last steps in order. They are written about in order, so that no more is looked at than these."""
+    return sorted(islice(reversed(column.items()), _RECENT))
 
 
 def _is_number(value: Any) -> bool:

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from slime.dashboard.metrics import MetricsFile
+from slime.dashboard.metrics import READING_SECONDS, MetricsFile
 from slime.utils.same_site import FOREIGN, is_foreign
 
 _PAGE = Path(__file__).parent / "page"
@@ -51,11 +51,11 @@ class Run:
     def __post_init__(self) -> None:
         self.metrics = MetricsFile(self.path)
 
-    def summary(self) -> dict[str, Any]:
-        """Returns what there is now; ``problem`` is why there is nothing, or nothing new."""
+    def summary(self, seconds: float) -> dict[str, Any]:
+        """Returns what is known after these seconds; ``problem`` is why there is nothing, or nothing new."""
         problem = None
         try:
-            self.metrics.refresh()
+            self.metrics.refresh(seconds)
         except (OSError, ValueError) as error:
             problem = f"{error}"
         return {"name": self.name, "problem": problem, **self.metrics.summary()}
@@ -68,7 +68,7 @@ class _Shown:
         self._runs = runs
 
     def runs(self, request: Request) -> Response:
-        return JSONResponse([run.summary() for run in self._runs])
+        return JSONResponse([run.summary(READING_SECONDS / len(self._runs)) for run in self._runs])
 
     def curves(self, request: Request) -> Response:
         name = request.query_params.get("metric", "")

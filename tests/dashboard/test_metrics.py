@@ -59,8 +59,54 @@ def test_a_repeated_step_wins_and_a_shorter_file_is_another_run(written) -> None
     assert metrics.curve("a") == [] and metrics.curve("b") == [(7, 3)]
 
 
+def test_a_file_that_begins_otherwise_is_another_run_however_long(written, tmp_path) -> None:
+    """Replaced, or written anew where it was."""
+    written.write("rollout", 0, {"a": 1})
+    metrics = look(written)
+    rows = [orjson.dumps({"axis": "rollout", "step": step, "time": 9.0, "b": 3}) + b"\n" for step in range(9)]
+    (tmp_path / "other").write_bytes(b"".join(rows))
+    (tmp_path / "other").replace(written.path)
+    metrics.refresh()
+    assert metrics.curve("a") == [] and metrics.curve("b") == [(step, 3) for step in range(9)]
+    written.path.write_bytes(b"".join(rows).replace(b"9.0", b"8.0").replace(b'"b"', b'"cc"'))
+    metrics.refresh()
+    assert metrics.curve("b") == [] and len(metrics.curve("cc")) == 9
+
+
+def test_a_long_file_is_read_by_looks_that_end(written) -> None:
+    for step in range(20):
+        written.write("rollout", step, {"a": step})
+    metrics = MetricsFile(written.path)
+    read = []
+    while not read or read[-1] < 1:
+        metrics.refresh(0)
+        read.append(metrics.summary()["read"])
+    assert len(read) > 1 and read == sorted(set(read))
+    assert metrics.curve("a") == [(step, step) for step in range(20)]
+    with written.path.open("ab") as file:
+        file.write(b'{"axis": "rollout", ')
+    metrics.refresh()
+    assert metrics.summary()["read"] == 1  # no more can be read yet
+
+
+def test_steps_that_are_written_out_of_order_have_the_highest_as_their_last(written) -> None:
+    for step in (*range(30), 31, 30):
+        written.write("rollout", step, {"perf/step_time": float(step)})
+    metrics = look(written)
+    assert metrics.summary()["metrics"]["perf/step_time"]["last"] == 31
+    assert metrics.seconds() == {"step": sum(range(12, 32)) / 20}
+
+
 @pytest.mark.parametrize(
-    "line", [b"rubbish", b"[]", b"1", b'{"axis": "train"}', b'{"axis": "a", "step": {}, "time": 1}']
+    "line",
+    [
+        b"rubbish",
+        b"[]",
+        b"1",
+        b'{"axis": "train"}',
+        b'{"axis": "a", "step": {}, "time": 1}',
+        b'{"axis": "a", "step": 1, "time": "nan"}',
+    ],
 )
 def test_a_line_that_is_no_row_is_named_and_keeps_what_was_read(written, line: bytes) -> None:
     written.write("rollout", 0, {"a": 1})

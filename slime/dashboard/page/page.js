@@ -2,7 +2,7 @@
 // Asks for runs, curves and seconds every few seconds while the page is looked at. What is shown stands behind
 // the # of the address, so that it can be kept.
 
-const EVERY_MS = 5000;
+const EVERY_MS = 5000, WHILE_READING_MS = 300;
 const FIRST = ["rollout/raw_reward", "rollout/response_len/mean", "train/loss", "train/grad_norm",
   "train/entropy_loss", "train/train_rollout_logprob_abs_diff", "perf/step_time"];
 const COLORS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2"];
@@ -10,14 +10,29 @@ const element = (id) => document.getElementById(id);
 const color = (index) => COLORS[index % COLORS.length];
 
 let runs = [];
-let chosen = null; // names of metrics, in the order of the page; null until runs are known
+let chosen = []; // names of metrics, in the order of the page
+let isOwn = false; // whether a person has chosen them; else they are those of FIRST that there are by now
 let hidden = new Set(); // names of runs
 const charts = new Map(); // metric -> {figure, plot, drawn}
+const rows = new Map(); // metric -> its row in the list
+const boxes = new Map(); // run -> its label and what is said there
 
 function make(tag, text, more = {}) {
   const made = document.createElement(tag);
   if (text !== undefined) made.textContent = text;
   return Object.assign(made, more);
+}
+
+function place(parent, wanted) {
+  // What stays is not moved: a focus, a click under way and what a screen reader reads would be lost.
+  const kept = [...parent.children], focused = document.activeElement;
+  if (kept.length === wanted.length && kept.every((child, index) => child === wanted[index])) return;
+  parent.replaceChildren(...wanted);
+  if (parent.contains(focused)) focused.focus({ preventScroll: true });
+}
+
+function say(node, text) {
+  if (node.textContent !== text) node.textContent = text;
 }
 
 function short(value) {
@@ -51,51 +66,72 @@ function metricsOfAll() {
 
 function readAddress() {
   const kept = new URLSearchParams(location.hash.slice(1));
-  if (kept.has("m")) chosen = kept.get("m").split(",").filter(Boolean);
-  hidden = new Set((kept.get("without") || "").split(",").filter(Boolean));
+  isOwn = kept.has("m");
+  chosen = kept.getAll("m").filter(Boolean);
+  hidden = new Set(kept.getAll("without"));
 }
 
 function writeAddress() {
-  const kept = new URLSearchParams({ m: chosen.join(",") });
-  if (hidden.size) kept.set("without", [...hidden].join(","));
+  const kept = new URLSearchParams();
+  if (isOwn) for (const name of chosen.length ? chosen : [""]) kept.append("m", name);
+  for (const name of hidden) kept.append("without", name);
   history.replaceState(null, "", `#${kept}`);
 }
 
+function boxOf(name, index) {
+  const label = make("label"), box = make("input", undefined, { type: "checkbox", checked: !hidden.has(name) });
+  box.onchange = () => { box.checked ? hidden.delete(name) : hidden.add(name); writeAddress(); refresh(); };
+  const swatch = make("span", undefined, { className: "swatch" }), text = make("span");
+  const problem = make("span", undefined, { className: "problem" });
+  swatch.style.background = color(index);
+  label.append(box, swatch, text, problem);
+  return { label, text, problem };
+}
+
 function showRuns() {
-  element("runs").replaceChildren(...runs.map((run, index) => {
-    const label = make("label"), box = make("input", undefined, { type: "checkbox", checked: !hidden.has(run.name) });
-    box.onchange = () => { box.checked ? hidden.delete(run.name) : hidden.add(run.name); writeAddress(); draw(); };
-    const swatch = make("span", undefined, { className: "swatch" });
-    swatch.style.background = color(index);
+  runs.forEach((run, index) => {
+    if (!boxes.has(run.name)) boxes.set(run.name, boxOf(run.name, index));
+    const { text, problem } = boxes.get(run.name);
     const steps = run.ends.rollout !== undefined ? `step ${run.ends.rollout}` : "no step yet";
+    const read = isReading(run) ? `, ${Math.floor(100 * run.read)} % read` : "";
     const age = run.wrote ? `, ${duration(run.wrote - run.began)}, wrote ${duration(Date.now() / 1000 - run.wrote)} ago` : "";
-    label.append(box, swatch, make("span", `${run.name}: ${steps}${age}`));
-    if (run.problem) label.append(make("span", run.problem, { className: "problem" }));
-    return label;
-  }));
+    say(text, `${run.name}: ${steps}${read}${age}`);
+    say(problem, run.problem || "");
+  });
+  place(element("runs"), runs.map((run) => boxes.get(run.name).label));
+}
+
+function isReading(run) {
+  return !run.problem && run.read < 1;
+}
+
+function rowOf(name) {
+  const row = make("li"), button = make("button", undefined, { type: "button" });
+  button.append(make("span", name.replace(/[/_]/g, "$&\u200b")), make("span", undefined, { className: "value" }));
+  button.onclick = () => choose(name);
+  row.append(button);
+  return row;
 }
 
 function showMetrics() {
-  const wanted = element("filter").value.toLowerCase().split(/\s+/);
-  const rows = [];
+  const wanted = element("filter").value.toLowerCase().split(/\s+/), shown = [];
   for (const [name, { last }] of metricsOfAll()) {
     if (!wanted.every((word) => name.toLowerCase().includes(word))) continue;
-    const button = make("button", undefined, { type: "button" });
+    if (!rows.has(name)) rows.set(name, rowOf(name));
+    const row = rows.get(name), button = row.firstChild;
     button.setAttribute("aria-pressed", chosen.includes(name));
-    button.append(make("span", name.replace(/[/_]/g, "$&\u200b")), make("span", short(last), { className: "value" }));
-    button.onclick = () => choose(name);
-    const row = make("li");
-    row.append(button);
-    rows.push(row);
+    say(button.lastChild, short(last));
+    shown.push(row);
   }
-  element("metrics").replaceChildren(...rows);
+  place(element("metrics"), shown);
 }
 
 function choose(name) {
   chosen = chosen.includes(name) ? chosen.filter((other) => other !== name) : [name, ...chosen];
+  isOwn = true;
   writeAddress();
   showMetrics();
-  draw();
+  refresh();
 }
 
 function joined(curves, names) {
@@ -124,7 +160,16 @@ function plotOf(metric, figure, names) {
 function figureOf(metric) {
   const figure = make("figure");
   figure.append(make("h2", metric));
+  figure.setAttribute("aria-label", metric);
   return figure;
+}
+
+function update(plot, data) {
+  // Whoever has drawn a box around a part goes on to see that part.
+  const [steps] = plot.data, { min, max } = plot.scales.x;
+  const isPart = steps.length > 1 && (min > steps[0] || max < steps.at(-1));
+  plot.setData(data, !isPart);
+  if (isPart) plot.setScale("x", { min, max });
 }
 
 async function draw() {
@@ -135,7 +180,7 @@ async function draw() {
     charts.delete(metric);
   }
   for (const metric of chosen) if (!charts.has(metric)) charts.set(metric, { figure: figureOf(metric) });
-  element("charts").append(...chosen.map((metric) => charts.get(metric).figure));
+  place(element("charts"), chosen.map((metric) => charts.get(metric).figure));
   await Promise.all(chosen.map(async (metric) => {
     const curves = await ask(`curves?metric=${encodeURIComponent(metric)}`), chart = charts.get(metric);
     if (!chart) return; // it was closed meanwhile
@@ -145,7 +190,7 @@ async function draw() {
       chart.plot = plotOf(metric, chart.figure, there);
       chart.drawn = drawn;
     }
-    chart.plot.setData(joined(curves, there));
+    update(chart.plot, joined(curves, there));
   }));
 }
 
@@ -168,26 +213,30 @@ async function showSeconds() {
   element("seconds").replaceChildren(...parts);
 }
 
+function tell(text, isProblem) {
+  say(element("state"), text);
+  say(element("alarm"), isProblem ? text : ""); // read aloud, unlike the time of each look
+  element("state").className = isProblem ? "problem" : "";
+}
+
 async function refresh() {
   try {
     runs = await ask("runs");
-    chosen ??= FIRST.filter((name) => metricsOfAll().has(name));
+    if (!isOwn) chosen = FIRST.filter((name) => metricsOfAll().has(name));
     showRuns();
     showMetrics();
     await draw();
     await showSeconds();
-    element("state").textContent = `as of ${new Date().toLocaleTimeString()}`;
-    element("state").className = "";
+    tell(`as of ${new Date().toLocaleTimeString()}`, false);
   } catch (error) {
-    element("state").textContent = `the server does not answer (${error.message})`;
-    element("state").className = "problem";
+    tell(`the server does not answer (${error.message})`, true);
   }
 }
 
 async function keepRefreshing() {
   for (;;) {
     if (!document.hidden) await refresh();
-    await new Promise((resolve) => setTimeout(resolve, EVERY_MS));
+    await new Promise((resolve) => setTimeout(resolve, runs.some(isReading) ? WHILE_READING_MS : EVERY_MS));
   }
 }
 
