@@ -81,6 +81,7 @@ class Chain:
         pieces: of the tokens: the first prompt, then answers and what came between them.
         realigned: how many tokens were replaced, as requests rendered them otherwise.
         tool_errors: calls that cannot be read, and results that the agent says are errors.
+        tools: hashes of those that the tokens tell of.
     """
 
     messages: list[PlainMessage]
@@ -90,6 +91,7 @@ class Chain:
     realigned: int = 0
     tool_errors: int = 0
     metadata: dict[str, Any] = field(default_factory=dict)
+    tools: frozenset[int] = frozenset()
 
     def add(self, ids: Sequence[int], turn: TurnRecord | None = None) -> None:
         """Goes on with these tokens."""
@@ -148,12 +150,14 @@ class TrajectoryManager:
         metadata: Mapping[str, Any] | None = None,
         tool_errors: int = 0,
         begins_with: tuple[Chain, int] | None = None,
+        tools: frozenset[int] = frozenset(),
     ) -> DriftKind:
         """Adds a turn to the chain that it goes on with, or begins one.
 
         Args:
             begins_with: a chain with whose tokens the prompt begins, and its turns when it was made of them.
             tool_errors: how many calls of it cannot be read, and results that came with it are errors.
+            tools: hashes of those on offer.
 
         Raises:
             ValueError: the answer has another number of log-probs than of tokens.
@@ -165,6 +169,7 @@ class TrajectoryManager:
         chains = self._sessions.setdefault(sid, [])
         plain = plain_messages(prompt_messages)
         chain, kind = self.continued(sid, plain), DriftKind.FORK
+        known = False
         if chain is not None:
             known = begins_with is not None and begins_with[0] is chain and begins_with[1] == chain.turns
             kind = self._align(chain, turn.prompt_ids, len(chain.tokens) if known else None)
@@ -175,6 +180,7 @@ class TrajectoryManager:
         chain.add(turn.output_ids, replace(turn, prompt_ids=[]))
         chain.messages = [*plain, plain_message(response_message)]
         chain.turns += 1
+        chain.tools = chain.tools if known else tools
         chain.tool_errors += tool_errors
         chain.metadata |= metadata or {}
         return kind

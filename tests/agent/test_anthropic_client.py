@@ -87,6 +87,21 @@ async def test_tokens_are_counted_as_the_template_renders_them(served, engine, t
     assert not engine.seen("generate") and not await adapter.finish_session("s", base_sample=Sample())
 
 
+async def test_tools_that_come_later_are_told_and_those_that_go_change_nothing(served, engine, tokenizer):
+    """Held tokens tell of the tools of the first turn; a prompt with others is another sample."""
+    adapter, client = served
+    engine.answer = lambda conversation: "<think>hm</think>said"
+    messages = [USER]
+    for tools in (TOOLS, [], [*TOOLS, {**TOOLS[0], "name": "later"}], TOOLS):
+        answer = await client.messages.create(**ASKED, messages=messages, tools=tools)
+        messages = [*messages, {"role": "assistant", "content": answer.content}, USER]
+    texts = [tokenizer.decode(asked["input_ids"]) for asked in engine.seen("generate")]
+    assert ["later" in text for text in texts] == [False, False, True, True]
+    assert texts[1].startswith(texts[0]) and texts[3].startswith(texts[2])
+    samples = await adapter.finish_session("s", base_sample=Sample(), reward=1.0)
+    assert [sample.metadata["round_number"] for sample in samples] == [2, 2]
+
+
 async def test_the_string_that_ended_an_answer_is_told(served, engine):
     _, client = served
     engine.answer = lambda conversation: "<think>hm</think>one, two, three"

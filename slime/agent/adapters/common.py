@@ -23,12 +23,12 @@ from slime.agent.adapters.session import (
     Session,
     Turn,
     TurnRequest,
+    hashes_of,
     sampling_of_turn,
 )
 from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output, thoughts_are_open
 from slime.agent.trajectory import (
     Chain,
-    PlainMessage,
     TrajectoryManager,
     TurnRecord,
     flatten_content,
@@ -198,8 +198,8 @@ class BaseAdapter:
     async def _take_turn(
         self, session: Session, asked: TurnRequest, follow: Follow | None, top_log_probs: int
     ) -> Turn:
-        prompt, plain, heard, begins_with = self._prompt_of(asked)
-        body = self._request(session, asked, prompt, top_log_probs)
+        prompt = self._prompt_of(asked)
+        body = self._request(session, asked, prompt.ids, top_log_probs)
         growing = GrowingAnswer(
             self._tokenizer,
             calls=bool(self._tool_parser and asked.tools),
@@ -210,7 +210,7 @@ class BaseAdapter:
             if follow and any(new := growing.more(triples)):
                 await follow(*new)
 
-        reads = functools.partial(self._parsed, asked.tools, self._thinks(prompt))
+        reads = functools.partial(self._parsed, asked.tools, self._thinks(prompt.ids))
         answer = await engine_answer(
             self.sglang_url,
             body,
@@ -226,7 +226,7 @@ class BaseAdapter:
             raise Refused(503, "the engine stopped generating")
         triples = tokens_of(answer)
         record = TurnRecord(
-            prompt_ids=prompt,
+            prompt_ids=prompt.ids,
             output_ids=[triple[1] for triple in triples],
             finish_reason=reason,
             output_log_probs=[triple[0] for triple in triples],
@@ -237,8 +237,8 @@ class BaseAdapter:
         if follow and any(new := growing.rest(parsed)):
             await follow(*new)
         if not session.closed:  # or it would come back after it was finished
-            errors = sum(bool(message.get("is_error")) for message in heard) + parsed.ill_formed
-            self._record(asked.sid, record, parsed, errors, plain, begins_with)
+            errors = sum(bool(message.get("is_error")) for message in prompt.heard) + parsed.ill_formed
+            self._record(asked.sid, record, parsed, errors, prompt)
         return Turn.of(parsed, record, asked.params)
 
     def prompt_tokens(self, asked: TurnRequest) -> int:
@@ -255,9 +255,11 @@ class BaseAdapter:
         plain = plain_messages(messages)
         chain = self.trajectories.continued(asked.sid, plain)
         heard = messages[len(chain.messages) if chain else 0 :]
-        held = self._held_ids(chain, messages, asked.tools) if chain else None
+        tools = hashes_of(asked.tools or ())
+        tells_them = chain is not None and tools <= chain.tools
+        held = self._held_ids(chain, messages, asked.tools) if chain and tells_them else None
         ids = self._rendering.tokens(messages, asked.tools) if held is None else held
-        return Prompt(ids, plain, heard, (chain, chain.turns) if chain and held else None)
+        return Prompt(ids, plain, heard, (chain, chain.turns) if chain and held else None, tools)
 
     def _request(
         self, session: Session, asked: TurnRequest, prompt: Sequence[int], top_log_probs: int
@@ -296,8 +298,7 @@ class BaseAdapter:
         record: TurnRecord,
         parsed: ParsedModelOutput,
         tool_errors: int,
-        messages: Sequence[PlainMessage],
-        begins_with: tuple[Chain, int] | None,
+        prompt: Prompt,
     ) -> None:
         said: dict[str, bool] = {}
         if parsed.tool_calls:
@@ -309,11 +310,12 @@ class BaseAdapter:
         self.trajectories.record_turn(
             sid,
             turn=record,
-            prompt_messages=messages,
+            prompt_messages=prompt.messages,
             response_message=self.reply_message(parsed),
             metadata=said,
             tool_errors=tool_errors,
-            begins_with=begins_with,
+            begins_with=prompt.begins_with,
+            tools=prompt.tools,
         )
         if self._debug is not None:
             self._debug(sid, record)

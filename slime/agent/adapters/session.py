@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import orjson
+
 from slime.agent.parsing import ParsedModelOutput
 from slime.agent.trajectory import Chain, PlainMessage, TurnRecord
 
@@ -80,12 +82,14 @@ class Prompt(NamedTuple):
     Attributes:
         heard: messages that no earlier turn had.
         begins_with: the chain whose tokens it begins with, and how many turns that had.
+        tools: hashes of those on offer.
     """
 
     ids: list[int]
     messages: list[PlainMessage]
     heard: Messages
     begins_with: tuple[Chain, int] | None
+    tools: frozenset[int]
 
 
 @dataclass
@@ -122,6 +126,11 @@ class Turn:
             meta.get("cached_tokens", 0),
             matched if matched in ([asked] if isinstance(asked, str) else asked) else None,
         )
+
+
+def hashes_of(tools: Sequence[Mapping[str, Any]]) -> frozenset[int]:
+    """Tells tools apart by all that is said of them, and holds none of it for each conversation."""
+    return frozenset(hash(orjson.dumps(tool, option=orjson.OPT_SORT_KEYS)) for tool in tools)
 
 
 def reminder(text: str) -> dict[str, str]:
