@@ -49,13 +49,17 @@ def runs_of(places: Sequence[str]) -> list[Run]:
     """
     if missing := [place for place in places if not Path(place).exists()]:
         raise FileNotFoundError(f"{missing[0]}: not there (wanted: the directory of a run)")
-    places = list(dict.fromkeys(places))
-    counts = Counter(Path(place).resolve().name for place in places)
-    names = [Path(place).resolve().name for place in places]
+    found = {Path(place).resolve(): place for place in reversed(places)}  # one that is given twice is one
+    counts = Counter(path.name for path in found)
     return [
-        Run(name if counts[name] == 1 else place, _metrics_of(place))
-        for name, place in zip(names, places, strict=True)
+        Run(path.name if counts[path.name] == 1 else _with_its_parent(place, path), _metrics_of(place))
+        for path, place in reversed(found.items())
     ]
+
+
+def _with_its_parent(place: str, path: Path) -> str:
+    """A name that is no last part of another: a link may have any."""
+    return place if "/" in place else str(path)
 
 
 def _metrics_of(place: str) -> Path:

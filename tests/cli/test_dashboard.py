@@ -52,6 +52,16 @@ def test_runs_have_names_that_tell_them_apart(tmp_path) -> None:
     assert names == [str(places[0]), str(places[1]), "other"]
 
 
+def test_links_and_other_spellings_have_names_that_tell_them_apart(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in ("here/z", "q/z", "w/run"):
+        Path(place).mkdir(parents=True)
+    Path("run").symlink_to("here/z")
+    assert [run.name for run in runs_of(["w/run", "w/run/", "./w/run"])] == ["run"]
+    names = [run.name for run in runs_of(["run", "q/z", "w/run"])]
+    assert names == [str(Path("here/z").resolve()), "q/z", "run"]
+
+
 def test_the_metrics_are_where_the_record_of_the_run_says(tmp_path) -> None:
     (tmp_path / RECORD).write_text("metrics_file: elsewhere.jsonl\n")
     (shown,) = runs_of([str(tmp_path)])
