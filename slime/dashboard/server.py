@@ -56,6 +56,8 @@ class Run:
         problem = None
         try:
             self.metrics.refresh(seconds)
+        except FileNotFoundError:
+            problem = f"{self.path}: not there yet"
         except (OSError, ValueError) as error:
             problem = f"{error}"
         return {"name": self.name, "problem": problem, **self.metrics.summary()}
