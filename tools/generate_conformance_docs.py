@@ -69,8 +69,8 @@ Others (`gpt-oss` among them) are refused by name. A call that must come is forc
 model's own format where it has one that can be forced. With a reasoning parser a grammar holds once the
 reasoning has ended.
 
-Calls that are well formed are read as SGLang reads them (`tests/backends/embedded_engine/tool_calls`, which
-`python -m tests.backends.embedded_engine.tool_calls.record` writes anew with SGLang). What a model wrote is never evaluated.
+Calls that are well formed are read as SGLang reads them (`tests/backends/embedded_engine/tool_calls`, which `record.py` there
+writes anew where SGLang is installed). What a model wrote is never evaluated.
 """  # noqa: E501
 COMPARED = """## What is different
 
