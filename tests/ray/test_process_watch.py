@@ -76,8 +76,9 @@ def test_a_rank_that_goes_on_is_forgiven(ranks: list[Any], monkeypatch: pytest.M
     os.kill(pid, signal.SIGCONT)
 
 
-def test_ranks_are_waited_for_until_they_are_gone(ranks: list[Any]) -> None:
+def test_ranks_are_waited_for_until_they_are_gone(ranks: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """One was killed although it was stopped; the other one lives, and is told of."""
+    monkeypatch.setattr(process_watch, "_LOOK_TIMEOUT", 120.0)  # a worker starts for the look
     watch = ProcessWatch()
     for rank, actor in enumerate(ranks):
         watch.add(f"rank {rank}", actor)
