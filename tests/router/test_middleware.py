@@ -3,8 +3,9 @@
 import asyncio
 import json
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -52,6 +53,19 @@ async def behind(*paths: str, **changes: Any) -> AsyncIterator[tuple[SlimeRouter
     transport = httpx.ASGITransport(router.app)
     async with router.running(), httpx.AsyncClient(transport=transport, base_url="http://[::1]") as client:
         yield router, client
+
+
+@asynccontextmanager
+async def sampling(
+    sampler: "Sampler", start_engine: Callable[[], Any], checkpoint: Path, through: Callable[..., None]
+) -> AsyncIterator[SlimeRouter]:
+    """A router with the radix tree before an engine that answers as the sampler says; rollouts ask it."""
+    async with behind(RADIX, hf_checkpoint=str(checkpoint)) as (router, client):
+        engine = start_engine()
+        engine.answers["generate"] = sampler
+        await register(client, engine)
+        through(client)
+        yield router
 
 
 def letter_by_letter(text: str) -> list[int]:
@@ -295,11 +309,7 @@ async def test_a_sample_made_of_texts_has_the_tokens_that_were_sampled(
     start_engine, checkpoint, through
 ) -> None:
     sampler, tokenizer = Sampler("lower", "wide"), byte_level()
-    async with behind(RADIX, hf_checkpoint=str(checkpoint)) as (router, client):
-        engine = start_engine()
-        engine.answers["generate"] = sampler
-        await register(client, engine)
-        through(client)
+    async with sampling(sampler, start_engine, checkpoint, through) as router:
         args = rollout_args(router)
         sample = Sample(index=1, prompt="the low then ", session_id="s")
         sampler.reason = "abort"
@@ -323,11 +333,7 @@ async def test_a_prompt_that_holds_an_earlier_answer_is_no_response(
 ) -> None:
     """Its tokens were generated, yet not for this sample."""
     sampler = Sampler("lower", "wide")
-    async with behind(RADIX, hf_checkpoint=str(checkpoint)) as (router, client):
-        engine = start_engine()
-        engine.answers["generate"] = sampler
-        await register(client, engine)
-        through(client)
+    async with sampling(sampler, start_engine, checkpoint, through) as router:
         args = rollout_args(router)
         await text_generation.generate(args, Sample(index=0, prompt="the "), {"max_new_tokens": 50})
         sample = await text_generation.generate(
@@ -339,11 +345,7 @@ async def test_a_prompt_that_holds_an_earlier_answer_is_no_response(
 
 async def test_an_answer_that_was_aborted_before_its_first_token(start_engine, checkpoint, through) -> None:
     sampler = Sampler("", "low", reason="abort")
-    async with behind(RADIX, hf_checkpoint=str(checkpoint)) as (router, client):
-        engine = start_engine()
-        engine.answers["generate"] = sampler
-        await register(client, engine)
-        through(client)
+    async with sampling(sampler, start_engine, checkpoint, through) as router:
         sample = Sample(index=0, prompt="the ")
         sample = await text_generation.generate(rollout_args(router), sample, {"max_new_tokens": 50})
         assert sample.status is Sample.Status.ABORTED and sample.response_length == 0
@@ -357,11 +359,7 @@ async def test_a_stop_string_that_an_abort_has_parted_ends_an_answer(
 ) -> None:
     """The engine sees only what it makes. Where a tool has spoken, nothing has begun before."""
     sampler = Sampler("slower st", "op and more", reason="abort")
-    async with behind(RADIX, hf_checkpoint=str(checkpoint)) as (router, client):
-        engine = start_engine()
-        engine.answers["generate"] = sampler
-        await register(client, engine)
-        through(client)
+    async with sampling(sampler, start_engine, checkpoint, through) as router:
         args = rollout_args(router)
         params = {"max_new_tokens": 50, "stop": ["stop"]}
         GenerateState.clear()  # whose tokenizer may be that of others
