@@ -1,10 +1,8 @@
-"""What adapters share: sessions, and a turn from messages to tokens, to the engine and back."""
+"""What adapters share: a turn of a session from messages to tokens, to the engine and back."""
 
-import asyncio
 import functools
-import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
@@ -15,43 +13,26 @@ from slime.agent.adapters import refusals
 from slime.agent.adapters.engine import call_sglang_generate, engine_answer, tokens_of
 from slime.agent.adapters.forced import ended_by_call
 from slime.agent.adapters.growing import Follow, GrowingAnswer, refused_by
-from slime.agent.adapters.rendering import Rendering, Tools, with_text
-from slime.agent.adapters.session import (
-    Messages,
-    Prompt,
-    Refused,
-    Session,
-    Turn,
-    TurnRequest,
-    hashes_of,
-    sampling_of_turn,
-)
+from slime.agent.adapters.open_sessions import OpenSessions
+from slime.agent.adapters.prompts import Prompts
+from slime.agent.adapters.rendering import Tools
+from slime.agent.adapters.session import Prompt, Refused, Session, Turn, TurnRequest, sampling_of_turn
 from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output, thoughts_are_open
-from slime.agent.trajectory import (
-    Chain,
-    TrajectoryManager,
-    TurnRecord,
-    flatten_content,
-    plain_messages,
-)
+from slime.agent.trajectory import TurnRecord, flatten_content
 from slime.backends.embedded_engine.grammar.wanted import FIELDS as GRAMMARS
 from slime.utils.engine_meta import asks_for_nuclei
 from slime.utils.http_utils import HttpStatusError
-from slime.utils.types import Sample
 
 __all__ = ["BaseAdapter", "Refused", "Session", "TurnRecord", "call_sglang_generate", "flatten_content"]
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading a body raises that is no request: RecursionError of a thousand brackets."""
-_FORK_THRESHOLD = 1024
-_ENDED_KEPT = 10_000
-_POLL_S = 0.02
 _TAIL = 32
 """Tokens at the end of a prompt in which a template may have opened the thoughts."""
 
 
-class BaseAdapter:
-    """Sessions and their turns. A kind of API adds routes to ``app``, which is served by whoever makes it.
+class BaseAdapter(OpenSessions):
+    """Turns of sessions. A kind of API adds routes to ``app``, which is served by whoever makes it.
 
     Every request to the engine begins with the very tokens that it made in earlier turns of the conversation,
     so that what is trained on is what was sampled.
@@ -75,15 +56,11 @@ class BaseAdapter:
         fork_threshold_tokens: int | None = None,
         debug_callback: Callable[[str, TurnRecord], None] | None = None,
     ) -> None:
+        super().__init__(max_turns_per_sid, fork_threshold_tokens)
         check_parsers(tool_parser, reasoning_parser)
         self._tokenizer, self.sglang_url = tokenizer, sglang_url
-        self._rendering = Rendering(tokenizer)
         self._tool_parser, self._reasoning_parser = tool_parser, reasoning_parser
-        self._max_turns, self._debug = max_turns_per_sid, debug_callback
-        threshold = _FORK_THRESHOLD if fork_threshold_tokens is None else fork_threshold_tokens
-        self.trajectories = TrajectoryManager(fork_threshold_tokens=threshold)
-        self._sessions: dict[str, Session] = {}
-        self._ended: dict[str, None] = {}  # in the order of their ends
+        self._prompts, self._debug = Prompts(tokenizer, self.trajectories), debug_callback
         self.app = web.Application(client_max_size=refusals.BODY_LIMIT, middlewares=[refusals.look_at_head])
         self.app[refusals.REFUSAL] = self.refusal
         self.app.router.add_get("/healthz", self._health)
@@ -92,72 +69,6 @@ class BaseAdapter:
     def refusal(self, status: int, reason: str) -> web.Response:
         """The answer to what is refused, as clients of this API read it."""
         return web.json_response({"error": reason}, status=status)
-
-    def open_session(
-        self, sid: str, *, sampling_defaults: Mapping[str, Any] | None = None, max_context_tokens: int = 0
-    ) -> None:
-        """Requests with this id are answered from now on.
-
-        Args:
-            sampling_defaults: parameters of every turn. A request adds to them and changes none, or an
-                agent's temperature would make it sample from another distribution than is trained; the
-                smaller ``max_new_tokens`` counts.
-            max_context_tokens: of prompt and answer together; 0 for any number.
-
-        Raises:
-            ValueError: it is open already.
-        """
-        if sid in self._sessions:
-            raise ValueError(f"session {sid!r} is open already")
-        self._ended.pop(sid, None)
-        self._sessions[sid] = Session(dict(sampling_defaults or {}), max_context_tokens)
-
-    async def finish_session(
-        self,
-        sid: str,
-        *,
-        base_sample: Sample,
-        reward: float = 0.0,
-        extra_metadata: Mapping[str, Any] | None = None,
-        wait_timeout: float = 5.0,
-    ) -> list[Sample]:
-        """Closes a session and returns its samples; none if it had no turn, or was finished before.
-
-        A session that an abort cut through gives ``base_sample`` back, ABORTED. An update of the weights does
-        not: its turns go on.
-
-        Args:
-            wait_timeout: seconds that turns under way have; later ones are not recorded.
-        """
-        session = self._sessions.get(sid)
-        if session is None:
-            return []
-        session.closed = True
-        deadline = time.monotonic() + wait_timeout
-        while session.running and time.monotonic() < deadline:
-            await asyncio.sleep(_POLL_S)
-        samples = self.trajectories.get_trajectory(
-            sid,
-            base_sample=base_sample,
-            reward=reward,
-            extra_metadata=extra_metadata,
-            max_sample_tokens=session.max_context_tokens,
-        )
-        self.drop_session(sid)
-        if session.aborted:
-            base_sample.status = Sample.Status.ABORTED
-            return [base_sample]
-        return samples
-
-    def drop_session(self, sid: str) -> None:
-        """Forgets a session with all that was said; turns under way are not recorded."""
-        session = self._sessions.pop(sid, None)
-        if session is not None:
-            session.closed = True
-            self._ended[sid] = None
-            if len(self._ended) > _ENDED_KEPT:
-                del self._ended[next(iter(self._ended))]
-        self.trajectories.drop_session(sid)
 
     async def turn(self, asked: TurnRequest, follow: Follow | None = None, top_log_probs: int = 0) -> Turn:
         """Asks the engine for the next message of a conversation.
@@ -179,26 +90,10 @@ class BaseAdapter:
         finally:
             session.running -= 1
 
-    def open_session_of(self, sid: str, takes_turn: bool = True) -> Session:
-        """Known from the head of a request, before its body is read.
-
-        Raises:
-            Refused: it is not open, or has had its turns and shall take one.
-        """
-        session = self._sessions.get(sid)
-        if session is None and sid not in self._ended:
-            raise Refused(401, "no session has this key (wanted: the id of one that is open)")
-        if session is None or session.closed:
-            raise Refused(503, f"session {sid!r} is closed")
-        taken = self.trajectories.turn_count(sid) + session.running
-        if takes_turn and self._max_turns is not None and taken >= self._max_turns:
-            raise Refused(429, f"session {sid!r} has had its {self._max_turns} turns")
-        return session
-
     async def _take_turn(
         self, session: Session, asked: TurnRequest, follow: Follow | None, top_log_probs: int
     ) -> Turn:
-        prompt = self._prompt_of(asked)
+        prompt = self._prompts.of(asked)
         body = self._request(session, asked, prompt.ids, top_log_probs)
         growing = GrowingAnswer(
             self._tokenizer,
@@ -247,19 +142,7 @@ class BaseAdapter:
         Raises:
             Refused: the template fails on the messages, or they hold what is no text.
         """
-        return len(self._prompt_of(asked)[0])
-
-    def _prompt_of(self, asked: TurnRequest) -> Prompt:
-        """The prompt of a turn."""
-        messages = [with_text(message) for message in asked.messages]
-        plain = plain_messages(messages)
-        chain = self.trajectories.continued(asked.sid, plain)
-        heard = messages[len(chain.messages) if chain else 0 :]
-        tools = hashes_of(asked.tools or ())
-        tells_them = chain is not None and tools <= chain.tools
-        held = self._held_ids(chain, messages, asked.tools) if chain and tells_them else None
-        ids = self._rendering.tokens(messages, asked.tools) if held is None else held
-        return Prompt(ids, plain, heard, (chain, chain.turns) if chain and held else None, tools)
+        return len(self._prompts.of(asked)[0])
 
     def _request(
         self, session: Session, asked: TurnRequest, prompt: Sequence[int], top_log_probs: int
@@ -336,12 +219,6 @@ class BaseAdapter:
         """Returns the text of an answer, without the token that ends it."""
         end = self._tokenizer.eos_token_id
         return self._tokenizer.decode(ids[:-1] if ids and ids[-1] == end else ids)
-
-    def _held_ids(self, chain: Chain, messages: Messages, tools: Tools) -> list[int] | None:
-        """A conversation that goes on as tokens: those that are held, then new ones; None if it cannot be."""
-        at, last = len(chain.messages) - 1, chain.tokens[-1]
-        after = self._rendering.tokens_after(messages, at, tools, last)
-        return None if after is None else chain.tokens + after
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
