@@ -31,13 +31,19 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/models/checkpoint/int4.py": _FORMATS,
     "slime/models/checkpoint/fp8.py": _FORMATS,
     "slime/models/checkpoint/mxfp4.py": ("models/test_stored_scale", "models/test_mxfp4"),
+    "slime/models/checkpoint/mxfp8.py": ("models/test_stored_scale", "models/test_mxfp8"),
     "slime/models/checkpoint/stored_scale.py": _FORMATS,
-    "slime/models/checkpoint/encoding.py": ("models/test_stored_format", "models/test_mxfp4"),
+    "slime/models/checkpoint/encoding.py": (
+        "models/test_stored_format",
+        "models/test_mxfp4",
+        "models/test_mxfp8",
+    ),
     "slime/models/checkpoint/stored_forms.py": ("arguments/test_weight_samples",),
     "slime/models/checkpoint/tensor_shapes.py": ("arguments/test_weight_samples",),
     "slime/models/checkpoint/encoded_weights.py": (
         "models/test_weights_dir",
         "models/test_mxfp4",
+        "models/test_mxfp8",
         "tools/test_quantize",
     ),
     "slime/models/checkpoint/tensor_slices.py": ("models/test_safetensors_file", "models/test_weights_dir"),
@@ -92,6 +98,7 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/models/checkpoint/quantization.py": (
         "models/test_weights_dir",
         "models/test_mxfp4",
+        "models/test_mxfp8",
         "models/test_stored_format",
     ),
     "slime/rollout/attempts.py": _ROLLOUT,

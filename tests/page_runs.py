@@ -8,7 +8,8 @@ RUN = (
     *("slime new-task", "slime check", "slime report", "slime diff", "slime completion", "slime doctor"),
     *("python tools/make_tiny_model.py", "python examples/calculator_tool/make_data.py"),
     *("python tools/convert_hf_to_fp8.py", "python tools/convert_hf_to_int4.py"),
-    *("python tools/convert_hf_to_mxfp4.py", "python tools/fp8_cast_bf16.py"),
+    *("python tools/convert_hf_to_mxfp4.py", "python tools/convert_hf_to_mxfp8.py"),
+    "python tools/fp8_cast_bf16.py",
     *("python -m slime.backends.megatron_utils.server", "python -m slime.cli"),
 )
 """Beginnings of commands that `tests.test_page_runs` runs as they are printed."""

@@ -40,21 +40,16 @@ class Fp8Recipe:
         self._strategy, self._block, self._power_of_two = strategy, block, power_of_two
 
     def specs(self, name: str, spec: Spec) -> dict[str, Spec]:
-        if not _is_converted(name, spec):
+        if not is_converted(name, spec):
             return {name: spec}
         return self._encoding(name, spec).specs()
 
     def convert(self, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         spec = (tensor.dtype, tuple(tensor.shape))
-        return self._encoding(name, spec).encode(tensor) if _is_converted(name, spec) else {name: tensor}
+        return self._encoding(name, spec).encode(tensor) if is_converted(name, spec) else {name: tensor}
 
     def config(self, config: dict[str, Any], names: Iterable[tuple[str, Spec]]) -> dict[str, Any]:
-        kept = [
-            name.removesuffix(".weight")
-            for name, spec in names
-            if name.endswith(".weight") and len(spec[1]) > 1 and not _is_converted(name, spec)
-        ]
-        return {**config, "quantization_config": self._described(kept)}
+        return {**config, "quantization_config": self._described(kept_modules(names))}
 
     def _described(self, kept: list[str]) -> dict[str, Any]:
         if self._strategy == "block":
@@ -89,7 +84,16 @@ def block_fp8(weight: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Tenso
     return fp8.quantize(weight, (block[0], block[1]), power_of_two=False)
 
 
-def _is_converted(name: str, spec: Spec) -> bool:
+def kept_modules(names: Iterable[tuple[str, Spec]]) -> list[str]:
+    """The modules that have matrices and keep them."""
+    return [
+        name.removesuffix(".weight")
+        for name, spec in names
+        if name.endswith(".weight") and len(spec[1]) > 1 and not is_converted(name, spec)
+    ]
+
+
+def is_converted(name: str, spec: Spec) -> bool:
     """Whether it is the matrix of a linear layer; routers and the gates of shared experts are kept."""
     if not name.endswith(".weight") or len(spec[1]) != 2 or spec[0] not in _PLAIN or 0 in spec[1]:
         return False

@@ -9,6 +9,7 @@ from slime.arguments.validate.served_models import PLACEHOLDER, ModelConfig, Ser
 from tests.run_args import run_args, with_groups
 
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+POWERS = {"quant_method": "mxfp8", "weight_block_size": [1, 32]}
 PER_TENSOR = {"quant_method": "fp8"}
 
 
@@ -41,6 +42,7 @@ def run(path, *models, **flags):
         (None, None),
         (BLOCKS, None),
         (GROUPS, None),
+        (POWERS, None),
         (PER_TENSOR, "float8 weights that are not in blocks"),
         (CHANNELS, "float8 weights that are not in blocks"),
     ],
@@ -81,6 +83,13 @@ def test_sglang_takes_no_updates_in_mxfp4(altered_checkpoint):
         (BLOCKS, {"quantization": "fp8", "speculative_algorithm": "EAGLE"}, False),
         (GROUPS, {"quantization": "compressed-tensors"}, False),
         (GROUPS, {"speculative_algorithm": "EAGLE"}, True),
+        (GROUPS, {"moe_runner_backend": "deep_gemm"}, False),
+        (POWERS, {"quantization": "mxfp8"}, False),
+        (POWERS, {"quantization": "fp8"}, True),
+        (None, {"quantization": "mxfp8"}, True),
+        (POWERS, {"speculative_algorithm": "EAGLE"}, True),
+        (POWERS, {"moe_runner_backend": "deep_gemm"}, True),
+        (POWERS, {"moe_runner_backend": "flashinfer_trtllm"}, False),
     ],
 )
 def test_options_that_change_the_weights_are_refused(altered_checkpoint, described, flags, refused):
@@ -90,7 +99,7 @@ def test_options_that_change_the_weights_are_refused(altered_checkpoint, describ
     everywhere = run(path, **{f"sglang_{name}": value for name, value in flags.items()})
     assert everywhere == overridden
     for message in overridden:
-        assert message.startswith(("--sglang-quantization", "--sglang-speculative-algorithm"))
+        assert message.startswith(tuple(f"--sglang-{name.replace('_', '-')}" for name in flags))
     assert not run(path, served(path, flags), rollout_engine="embedded")
 
 
@@ -108,6 +117,8 @@ def test_all_updates_have_one_format(altered_checkpoint, checkpoint):
         (BLOCKS, "fp32", False),
         (BLOCKS, "fp16", True),
         (BLOCKS | {"scale_fmt": "ue8m0"}, "fp16", True),
+        (POWERS, "bf16", False),
+        (POWERS, "fp16", True),
         (None, "fp16", False),
     ],
 )

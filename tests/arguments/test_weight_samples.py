@@ -27,6 +27,7 @@ from tests.run_args import shape_with
 from tools.convert_hf_to_fp8 import main as to_fp8
 from tools.convert_hf_to_int4 import main as to_int4
 from tools.convert_hf_to_mxfp4 import main as to_mxfp4
+from tools.convert_hf_to_mxfp8 import main as to_mxfp8
 
 FP8 = Quantization("fp8")
 NAME = "model.layers.1.mlp.down_proj.weight"
@@ -239,7 +240,7 @@ def _transposed(path: Path, name: str) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Mixtures of experts in float8 blocks, 4-bit integers and MXFP4."""
+    """Mixtures of experts in each of the quantised forms."""
     root = tmp_path_factory.mktemp("quantized")
     tiny_family("qwen2_moe", root / "plain")
     words = ["--model-dir", str(root / "plain"), "--save-dir"]
@@ -247,7 +248,9 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     assert to_int4([*words, str(root / "int4"), "--group-size", "16"]) == 0
     tiny_family("gpt_oss", root / "sinks", num_hidden_layers=2)
     assert to_mxfp4(["--model-dir", str(root / "sinks"), "--save-dir", str(root / "mxfp4")]) == 0
-    return {kind: root / kind for kind in ("fp8", "int4", "mxfp4")}
+    tiny_family("qwen2_moe", root / "wide", moe_intermediate_size=64, shared_expert_intermediate_size=96)
+    assert to_mxfp8(["--model-dir", str(root / "wide"), "--save-dir", str(root / "mxfp8")]) == 0
+    return {kind: root / kind for kind in ("fp8", "int4", "mxfp4", "mxfp8")}
 
 
 def test_each_tensor_of_a_quantised_checkpoint_has_one_shape_and_format(quantized) -> None:
@@ -269,7 +272,7 @@ def test_each_tensor_of_a_quantised_checkpoint_has_one_shape_and_format(quantize
 
 
 def _poisoned(tensor: torch.Tensor) -> torch.Tensor:
-    """Puts a NaN into a tensor: of float8, or of the powers of two in which MXFP4 has its scales."""
+    """Puts a NaN into a tensor: of float8, or of the powers of two in which MXFP4 and MXFP8 have scales."""
     codes = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7D, torch.uint8: 0xFF}
     changed = tensor.clone()
     if tensor.dtype in codes:
@@ -281,7 +284,7 @@ def _poisoned(tensor: torch.Tensor) -> torch.Tensor:
 
 def test_codes_and_scales_that_are_no_numbers_are_named(quantized, tmp_path: Path) -> None:
     ends = {"fp8": ("up_proj.weight", "up_proj.weight_scale_inv"), "int4": ("up_proj.weight_scale",)}
-    ends["mxfp4"] = ("down_proj_scales",)
+    ends |= {"mxfp4": ("down_proj_scales",), "mxfp8": ends["fp8"]}
 
     def check(kind: str) -> None:
         tensors = load_file(quantized[kind] / "model.safetensors")

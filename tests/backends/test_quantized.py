@@ -23,14 +23,15 @@ from tests.megatron_harness import make_args, run_ranks
 from tools.convert_hf_to_fp8 import main as to_fp8
 from tools.convert_hf_to_int4 import main as to_int4
 from tools.convert_hf_to_mxfp4 import main as to_mxfp4
+from tools.convert_hf_to_mxfp8 import main as to_mxfp8
 
-KINDS = ("fp8", "int4", "mxfp4")
+KINDS = ("fp8", "int4", "mxfp4", "mxfp8")
 LIMITS = Limits(rows=4, tokens=512, chunk=64, context=128)
 
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory):
-    """Mixtures of experts in float8 blocks, 4-bit integers and MXFP4; the weights that each stands for."""
+    """Mixtures of experts in each of these forms; the weights that each stands for."""
     root = tmp_path_factory.mktemp("quantized")
     tiny_family("qwen2_moe", root / "plain")
     words = ["--model-dir", str(root / "plain"), "--save-dir"]
@@ -38,6 +39,8 @@ def quantized(tmp_path_factory):
     assert to_int4([*words, str(root / "int4"), "--group-size", "16"]) == 0
     tiny_family("gpt_oss", root / "sinks", num_hidden_layers=2)
     assert to_mxfp4(["--model-dir", str(root / "sinks"), "--save-dir", str(root / "mxfp4")]) == 0
+    tiny_family("qwen2_moe", root / "wide", moe_intermediate_size=64, shared_expert_intermediate_size=96)
+    assert to_mxfp8(["--model-dir", str(root / "wide"), "--save-dir", str(root / "mxfp8")]) == 0
     found = {}
     for kind in KINDS:
         with WeightsReader(root / kind) as reader:
@@ -140,6 +143,7 @@ _EXPERTS = "model.layers.0.mlp.experts.down_proj"
         ("int4", (_EXPERT, torch.bfloat16, (64, 48)), "is stored as"),
         ("mxfp4", (_EXPERTS, torch.bfloat16, (4, 96, 64)), "is stored as .*_blocks, .*_scales"),
         ("mxfp4", (f"{_EXPERTS}_scales", torch.uint8, (4, 64, 2)), r"wanted: torch.uint8 \[4, 64, 3\]"),
+        ("mxfp8", (f"{_EXPERT}_scale_inv", torch.float32, (64, 2)), r"wanted: torch.uint8 \[64, 2\]"),
         ("int4", ("model.norm.weight", torch.bfloat16, (65,)), r"shape \[65\]"),
         ("fp8", ("lm_head.weight", torch.float8_e4m3fn, (256, 64)), "wanted: a floating point dtype"),
     ],

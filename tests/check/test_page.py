@@ -265,6 +265,17 @@ def test_quantised_engines_need_what_published_files_have(model, checked, monkey
     assert engine.weights * 8 / 1e9 == pytest.approx(size, rel=0.03)
 
 
+def test_mxfp8_has_a_byte_more_for_each_32_numbers(checked, monkeypatch):
+    described = {"fp8": {"weight_block_size": [128, 128]}, "mxfp8": {}}
+    sizes = {}
+    for method, more in described.items():
+        config = CONFIGS["qwen3-30B-A3B"] | {"quantization_config": {"quant_method": method, **more}}
+        monkeypatch.setitem(CONFIGS, method, config)
+        sizes[method] = report(checked(method, "--rollout-num-gpus-per-engine", "8")).engines[0].weights
+    plain = report(checked("qwen3-30B-A3B", "--rollout-num-gpus-per-engine", "8")).engines[0].weights
+    assert sizes["mxfp8"] - sizes["fp8"] == pytest.approx((plain - sizes["fp8"]) / 32, rel=1e-6)
+
+
 def test_data_that_is_missing_is_an_error_behind_the_page(tmp_path, words, capsys):
     line = words("qwen3-4B")
     (tmp_path / "data.jsonl").unlink()

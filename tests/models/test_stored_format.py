@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from slime.models.checkpoint import encoding, fp8, int4
-from slime.models.checkpoint.encoding import Fp8Encoding, Int4Encoding
+from slime.models.checkpoint.encoding import Fp8Encoding, Int4Encoding, Mxfp8Encoding
 from slime.models.checkpoint.stored_format import StoredFormat
 from slime.models.checkpoint.weights_dir import WeightsReader
 from tests.families import tiny_family
@@ -64,6 +64,7 @@ ENCODINGS = {
         Fp8Encoding("a.weight", (10, 20), (1, 20), "a.weight_scale", (torch.float32, (10, 1)), False),
     ),
     "groups": (INT4, Int4Encoding("a.weight", (10, 32), 8, torch.bfloat16)),
+    "mxfp8": ({"quant_method": "mxfp8"}, Mxfp8Encoding("a.weight", (10, 64))),
     "int32": (INT4, Int4Encoding("a.weight", (10, 32), 8, torch.float32, torch.int32)),
 }
 
@@ -81,7 +82,9 @@ def test_names_formats_and_shapes_are_those_of_the_checkpoint(checkpoint, name):
     told |= StoredFormat(path).encoded("norm.weight", (norm.dtype, (10,)))
     assert told == {part: (tensor.dtype, tuple(tensor.shape)) for part, tensor in found}
     again = StoredFormat(path).encode([("a.weight", _read(path, "a.weight"))])
-    if name == "ue8m0" or stored[again[1][0]].dtype == torch.float32:  # a rounded scale moves the others
+    if (
+        name in ("ue8m0", "mxfp8") or stored[again[1][0]].dtype == torch.float32
+    ):  # a rounded scale moves the others
         assert all(torch.equal(_bits(tensor), _bits(stored[part])) for part, tensor in again)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from slime.models.checkpoint import fp8, int4, mxfp4
+from slime.models.checkpoint import fp8, int4, mxfp4, mxfp8
 from slime.models.checkpoint.stored_scale import is_kept
 
 
@@ -17,6 +17,11 @@ def _float8(weight, stored):
     return codes.view(torch.uint8), scale
 
 
+def _mxfp8(weight, stored):
+    codes, scale = mxfp8.quantize(weight, stored)
+    return codes.view(torch.uint8), scale
+
+
 def _drawn(kind, draw):
     """Codes that use all of the range, numbers and scales of groups; and what quantises again."""
     scales = torch.ldexp(
@@ -26,10 +31,13 @@ def _drawn(kind, draw):
         codes = torch.randint(-8, 8, (40, 64), dtype=torch.int32, generator=draw)
         codes[:, ::32] = -8
         return codes, int4.dequantize(codes, scales, 32, 0), scales, _int4
-    if kind == "float8":
+    if kind in ("float8", "mxfp8"):
         codes = torch.randint(127, (40, 64), dtype=torch.uint8, generator=draw)
         codes[:, ::32] = 126
         numbers = codes.view(torch.float8_e4m3fn)
+        if kind == "mxfp8":
+            exponents = torch.randint(110, 130, (40, 2), dtype=torch.uint8, generator=draw)
+            return codes, mxfp8.dequantize(numbers, exponents), exponents, _mxfp8
         return codes, fp8.dequantize(numbers, scales, (1, 32), (0, 40), (0, 64)), scales, _float8
     blocks = torch.randint(256, (40, 2, 16), dtype=torch.uint8, generator=draw)
     blocks[..., 0] = 0x77
@@ -37,7 +45,8 @@ def _drawn(kind, draw):
     return blocks, mxfp4.dequantize(blocks, exponents), exponents, mxfp4.quantize
 
 
-KINDS = ("int4", "float8", "mxfp4")
+KINDS = ("int4", "float8", "mxfp4", "mxfp8")
+QUANTIZE = {"int4": _int4, "float8": _float8, "mxfp4": mxfp4.quantize, "mxfp8": _mxfp8}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,10 +73,9 @@ def test_what_grows_beyond_its_scale_or_needs_less_than_half_of_it_gets_one_of_i
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_group_of_zeros_that_is_trained_is_not_held_at_zero(kind):
     """A group of zeros may have any scale, 0 among them."""
-    quantize = {"int4": _int4, "float8": _float8, "mxfp4": mxfp4.quantize}[kind]
-    of_zeros = (
-        torch.tensor([[127], [140]], dtype=torch.uint8) if kind == "mxfp4" else torch.tensor([[1.0], [0]])
-    )
+    quantize, of_zeros = QUANTIZE[kind], torch.tensor([[1.0], [0]])
+    if kind.startswith("mx"):
+        of_zeros = torch.tensor([[127], [140]], dtype=torch.uint8)
     zeros, kept = quantize(torch.zeros(2, 32), of_zeros)
     assert torch.equal(kept, of_zeros)
     trained, scales = quantize(torch.full((2, 32), 1e-3), of_zeros)

@@ -215,7 +215,18 @@ def test_codes_are_never_taken_for_weights(tmp_path, name, codes, quantization):
     [
         (
             {"quant_method": "gptq", "bits": 4},
-            "quant_method 'gptq' is not supported .wanted: fp8, compressed-tensors or mxfp4",
+            "quant_method 'gptq' is not supported .wanted: fp8, compressed-tensors, mxfp4 or mxfp8",
+        ),
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+            "quant_method 'modelopt NVFP4' is not supported",
+        ),
+        (compressed(INTEGERS, format="nvfp4-pack-quantized"), "format 'nvfp4-pack-quantized'"),
+        ({"quant_method": "mxfp8", "fmt": "e5m2"}, "fmt 'e5m2' is not supported .wanted: e4m3"),
+        ({"quant_method": "mxfp8", "scale_fmt": "float"}, "scale_fmt 'float' .*wanted: ue8m0"),
+        (
+            {"quant_method": "mxfp8", "weight_block_size": [128, 128]},
+            r"weight_block_size \[128, 128\] .*wanted: \[1, 32\]",
         ),
         ({"bits": 4}, "quant_method None is not supported"),
         ({**BLOCKS, "fmt": "e5m2"}, "fmt 'e5m2' is not supported .wanted: e4m3"),

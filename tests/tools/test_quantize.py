@@ -12,12 +12,20 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from slime.models.checkpoint.weights_dir import WeightsReader
 from tests.families import tiny_family
-from tools import convert_hf_to_fp8, convert_hf_to_int4, convert_hf_to_mxfp4, fp8_cast_bf16
+from tests.weight_sync.reference_formats import mxfp8
+from tools import (
+    convert_hf_to_fp8,
+    convert_hf_to_int4,
+    convert_hf_to_mxfp4,
+    convert_hf_to_mxfp8,
+    fp8_cast_bf16,
+)
 from tools.rewrite_checkpoint import rewrite
 
 FP8 = convert_hf_to_fp8.main
 INT4 = convert_hf_to_int4.main
 MXFP4 = convert_hf_to_mxfp4.main
+MXFP8 = convert_hf_to_mxfp8.main
 
 
 def words(source, target, *more):
@@ -209,6 +217,42 @@ def test_mxfp4_and_back(tmp_path):
     assert not hasattr(model.config, "quantization_config")
 
 
+def test_mxfp8_and_back(tmp_path, capsys):
+    """The matrices that float8 leaves alone stay; numbers that came out of it once stay too, bit for bit."""
+    plain, packed, again, twice = (tmp_path / name for name in ("plain", "packed", "again", "twice"))
+    tiny_family("qwen2_moe", plain, moe_intermediate_size=64, shared_expert_intermediate_size=96)
+    assert MXFP8(words(plain, packed, "--max-workers", 2)) == 0
+    assert FP8(words(plain, tmp_path / "fp8")) == 0
+    before, stored = (load_file(path / "model.safetensors") for path in (plain, packed))
+    assert {*stored} == {*load_file(tmp_path / "fp8/model.safetensors")}
+    described = json.loads((packed / "config.json").read_text())["quantization_config"]
+    float8 = json.loads((tmp_path / "fp8/config.json").read_text())["quantization_config"]
+    powers = {"quant_method": "mxfp8", "weight_block_size": [1, 32], "scale_fmt": "ue8m0"}
+    assert described == float8 | powers
+    for name, tensor in before.items():
+        if f"{name}_scale_inv" not in stored:
+            assert torch.equal(stored[name], tensor)
+            continue
+        codes, scales, _ = map(torch.from_numpy, mxfp8(tensor.numpy()))
+        assert torch.equal(stored[name].view(torch.uint8), codes), name
+        assert torch.equal(stored[f"{name}_scale_inv"], scales), name
+    assert fp8_cast_bf16.main(["--input-fp8-hf-path", str(packed), "--output-bf16-hf-path", str(again)]) == 0
+    assert MXFP8(words(again, twice)) == 0
+    after, cast = load_file(twice / "model.safetensors"), load_file(again / "model.safetensors")
+    for name in before.keys() - {"model.embed_tokens.weight"}:
+        if f"{name}_scale_inv" in stored:
+            exact = mxfp8(before[name].numpy())[2]
+            assert torch.equal(cast[name].float(), torch.from_numpy(exact)), name  # bfloat16 holds them all
+            found = after[name].double() * (
+                2.0 ** (after[f"{name}_scale_inv"].double() - 127)
+            ).repeat_interleave(32, 1)
+            assert torch.equal(found, torch.from_numpy(exact).double()), name
+    tiny_family("qwen2_moe", tmp_path / "odd", shared_expert_intermediate_size=64)
+    assert MXFP8(words(tmp_path / "odd", tmp_path / "out")) == 2
+    said = "mlp.experts.0.down_proj.weight: has 48 columns, no multiple of a group of 32"
+    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 def test_models_whose_experts_are_not_stored_so_are_refused(source, tmp_path, capsys):
     assert MXFP4(words(source[0], tmp_path / "out")) == 2
     assert "quant_method 'mxfp4' is not supported (wanted: that of gpt_oss alone" in capsys.readouterr().err
@@ -259,6 +303,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(source, tmp_path
         (INT4, ["--is-symmetric", "False"], "error: --is-symmetric False: not supported"),
         (INT4, ["--ignore-rules", "re:("], "error: --ignore-rules re:(: no regular expression"),
         (MXFP4, ["--max-workers", "0"], "error: --max-workers 0: wanted: 1 or more"),
+        (MXFP8, ["--max-workers", "0"], "error: --max-workers 0: wanted: 1 or more"),
     ],
 )
 def test_bad_flags_are_one_line(source, tmp_path, convert, more, said, capsys):

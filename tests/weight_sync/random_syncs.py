@@ -33,11 +33,13 @@ from tests.weight_sync.sync_draws import ON_DISK, WITH_EXPERTS, Draw
 from tools.convert_hf_to_fp8 import main as to_fp8
 from tools.convert_hf_to_int4 import main as to_int4
 from tools.convert_hf_to_mxfp4 import main as to_mxfp4
+from tools.convert_hf_to_mxfp8 import main as to_mxfp8
 
 CONVERTERS = {
     "fp8": (to_fp8, ["--block-size", *map(str, BLOCK)]),
     "int4": (to_int4, ["--group-size", str(GROUP)]),
     "mxfp4": (to_mxfp4, []),
+    "mxfp8": (to_mxfp8, []),
 }
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 RANK, ALPHA, ADAPTER = 4, 8.0, "adapter"
@@ -59,7 +61,8 @@ class Served:
         if one.model == "gpt_oss":
             tiny_family(one.model, plain, seed, num_hidden_layers=4, **tied)
         else:
-            save_tiny_hf(plain, one.model, seed, **tied)
+            wide = {"moe_intermediate_size": 64} if one.model == "qwen3_moe" else {}  # whole groups of MXFP8
+            save_tiny_hf(plain, one.model, seed, **tied, **wide)
         self.weights = load_file(plain / FILE)
         self._config = {file.name: file.read_bytes() for file in plain.glob("*.json")}
         larger = self._write(directory / "larger", {name: 1000 * t for name, t in self.weights.items()})

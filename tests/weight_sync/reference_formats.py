@@ -2,7 +2,8 @@
 
 Float8 is e4m3 ("FP8 Formats for Deep Learning", table 1) with a float32 scale of 20 bits for each block.
 Integers are those of compressed-tensors' ``pack-quantized``, -8 to 7, lowest bits first, with a scale for
-each group of a row. MXFP4 is e2m1 with the smallest power of two for 32 inputs by which none is above 7.
+each group of a row. MXFP4 is e2m1 with the smallest power of two for 32 inputs by which none is above 7;
+MXFP8 is e4m3 with that by which none is above 448, as SGLang makes it: 2^-127 where largest / 448 is 0.
 """
 
 import shutil
@@ -32,7 +33,9 @@ def reference_checkpoint(served: Path, weights: Parts, target: Path, dtype: torc
     (target / "model.safetensors").unlink()
     form, stored, held = load_file(served / "model.safetensors"), {}, {}
     for name, tensor in weights.items():
-        if f"{name}_scale_inv" in form:
+        if f"{name}_scale_inv" in form and form[f"{name}_scale_inv"].dtype == torch.uint8:
+            parts, values = _mxfp8(name, tensor)
+        elif f"{name}_scale_inv" in form:
             parts, values = _float8(name, tensor)
         elif f"{name}_blocks" in form:
             parts, values = _mxfp4(name, tensor)
@@ -67,6 +70,24 @@ def _float8(name: str, weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
             back[at] = np.copysign(_E4M3[found].astype(np.float32) * scale, values[at])
     numbers = torch.from_numpy(codes).view(torch.float8_e4m3fn)
     return {name: numbers, f"{name}_scale_inv": torch.from_numpy(scales)}, torch.from_numpy(back)
+
+
+def _mxfp8(name: str, weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
+    codes, scales, back = map(torch.from_numpy, mxfp8(weight.float().numpy()))
+    return {name: codes.view(torch.float8_e4m3fn), f"{name}_scale_inv": scales}, back
+
+
+def mxfp8(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes [O, I], bytes of scales [O, I / 32], and the float32 [O, I] that both stand for."""
+    groups = values.astype(np.float64).reshape(values.shape[0], -1, 32)
+    quotient = np.abs(groups).max(2).astype(np.float32) / np.float32(448)
+    mantissa, exponents = np.frexp(quotient)
+    exponents = np.where(quotient == 0, -127, np.maximum(exponents - (mantissa == 0.5), -126))
+    scale = 2.0 ** exponents[..., None]
+    found = _nearest(_E4M3, np.abs(groups) / scale)
+    back = np.copysign(_E4M3[found] * scale, groups).astype(np.float32)
+    codes = found | np.where(np.signbit(groups), 128, 0).astype(np.uint8)
+    return codes.reshape(values.shape), (exponents + 127).astype(np.uint8), back.reshape(values.shape)
 
 
 def _nearest(numbers: np.ndarray, magnitudes: np.ndarray) -> np.ndarray:

@@ -76,7 +76,7 @@ def draw(seed: int, transport: str | None = None, most_ranks: int = 4) -> Draw:
         bucket=int(10 ** rng.uniform(0, 6)),
         syncs=rng.choice((1, 2, 3)),
     )
-    return _with_sinks(_on_a_backend(drawn, rng, most_ranks))
+    return _in_mxfp8(_with_sinks(_on_a_backend(drawn, rng, most_ranks)))
 
 
 def _on_a_backend(one: Draw, rng: random.Random, most_ranks: int) -> Draw:
@@ -96,3 +96,9 @@ def _with_sinks(one: Draw) -> Draw:
     if one.model != "qwen3_moe" or one.backend != "megatron" or one.context > 1 or rng.random() < 0.5:
         return one
     return replace(one, model="gpt_oss", tied=False, form=rng.choice(("plain", "mxfp4")))
+
+
+def _in_mxfp8(one: Draw) -> Draw:
+    """Returns half of the settings in float8 with the other form that this has."""
+    rng = random.Random(f"{one.seed} mxfp8")
+    return replace(one, form="mxfp8") if one.form == "fp8" and rng.random() < 0.5 else one

@@ -21,6 +21,7 @@ from tests.weight_sync.test_handle import Recorder
 from tools.convert_hf_to_fp8 import main as to_fp8
 from tools.convert_hf_to_int4 import main as to_int4
 from tools.convert_hf_to_mxfp4 import main as to_mxfp4
+from tools.convert_hf_to_mxfp8 import main as to_mxfp8
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +29,7 @@ KINDS = {
     # Sizes that are no multiple of a block, and scales that are powers of two.
     "fp8": (to_fp8, ["--block-size", "40", "24", "--scale-fmt", "ue8m0"]),
     "int4": (to_int4, ["--group-size", "16"]),
+    "mxfp8": (to_mxfp8, []),
 }
 TRAINER, ENGINE = 1, 0
 """Seeds: engines start with other weights than the trainer holds."""
@@ -40,7 +42,9 @@ def directories(tmp_path_factory):
     root = tmp_path_factory.mktemp("hf")
     found = {}
     for seed in (ENGINE, TRAINER):
-        plain = found["plain", seed] = save_tiny_hf(root / f"plain-{seed}", "qwen3_moe", seed=seed)
+        plain = found["plain", seed] = save_tiny_hf(
+            root / f"plain-{seed}", "qwen3_moe", seed, moe_intermediate_size=64
+        )
         for kind, (convert, flags) in KINDS.items():
             path = found[kind, seed] = str(root / f"{kind}-{seed}")
             assert convert(["--model-dir", plain, "--save-dir", path, *flags]) == 0
@@ -129,9 +133,9 @@ def test_wide_formats_come_first_so_that_all_are_aligned_in_a_flat_bucket(direct
     assert widths == sorted(widths, reverse=True)
 
 
-def test_packed_weights_need_a_server_that_unpacks_them(recorder, directories, kind):
+def test_some_weights_need_a_server_that_lays_them_out_anew(recorder, directories, kind):
     del recorder.answers["begin_weight_update"]
-    if kind == "int4":
+    if kind in ("int4", "mxfp8"):
         with pytest.raises(RuntimeError, match="has no /begin_weight_update"):
             _sync_with(recorder, directories, kind)
         assert not recorder.weights
@@ -203,7 +207,7 @@ def test_unchanged_weights_come_back_bit_for_bit(engine, directories, kind):
 
 
 def test_weights_that_the_checkpoint_has_not_are_named(engine, directories, kind, tmp_path):
-    other = save_tiny_hf(tmp_path, "qwen3_moe", num_hidden_layers=2)
+    other = save_tiny_hf(tmp_path, "qwen3_moe", num_hidden_layers=2, moe_intermediate_size=64)
     endpoints = [_endpoint(engine.endpoint.url, False)]
     with pytest.raises(RuntimeError, match=r"has no weight 'model.layers.2\."):
         source = directories["plain", TRAINER]
@@ -223,13 +227,13 @@ def test_the_engine_refuses_what_does_not_fit_its_checkpoint(server, engine, dir
     parts = {name: tensor for name, tensor in stored.items() if name.startswith(A_MATRIX)}
     scale = next(name for name in parts if "_scale" in name)
     if fault == "plain":
-        parts, said = {A_MATRIX: torch.zeros(64, 48)}, f"weight '{A_MATRIX}'"
+        parts, said = {A_MATRIX: torch.zeros(64, 64)}, f"weight '{A_MATRIX}'"
     elif fault == "alone":
         del parts[scale]
         said = f"weight '{A_MATRIX}': comes without {scale}"
     else:
-        parts[scale] = parts[scale].half() if fault == "format" else parts[scale][1:]
-        said = f"weight '{scale}': float{16 if fault == 'format' else 32} "
+        changed = parts[scale].half() if fault == "format" else parts[scale][1:]
+        parts[scale], said = changed, f"weight '{scale}': {str(changed.dtype).removeprefix('torch.')} "
     before = _checksum(engine)
     engine.begin_weight_update()
     bucket = FlattenedTensorBucket([*parts.items()])

@@ -17,7 +17,7 @@ def test_engines_hold_and_say_what_fresh_ones_do_after_each_of_a_row_of_syncs(tm
     drawn = [draw(seed, transport, most_ranks=2) for transport, seed in SEEDS]
     assert {one.backend for one in drawn} == {"megatron", "fsdp"} and {one.context for one in drawn} == {1, 2}
     assert sorted(one.merges for one in drawn if one.adapts) == [False, True]
-    assert {one.form for one in drawn} == {"plain", "fp8", "int4", "mxfp4"}
+    assert {one.form for one in drawn} == {"plain", "fp8", "int4", "mxfp4", "mxfp8"}
     with row_of_syncs(tmp_path) as row:
         for one in drawn:
             row.take(one)
@@ -29,7 +29,7 @@ def test_draws_are_of_every_kind_and_again_the_same():
     assert drawn == [draw(seed) for seed in range(80)]
     for name, values in {
         "model": {"qwen3", "llama", "qwen3_moe", "gpt_oss"},
-        "form": {"plain", "fp8", "int4", "mxfp4"},
+        "form": {"plain", "fp8", "int4", "mxfp4", "mxfp8"},
         "transport": {*TRANSPORTS},
         **{"tensor": {1, 2}, "pipeline": {1, 2}, "expert": {1, 2}, "data": {1, 2}, "engines": {1, 2}},
         **{"tied": {True, False}, "virtual": {True, False}, "adapts": {True, False}},

@@ -52,6 +52,7 @@ FORMATS = {
     ),
     "int4 rows": (_compressed(**INTEGERS, strategy="channel"), "_scale", torch.float32),
     "mxfp4": ({"quant_method": "mxfp4"}, "_scales", torch.uint8),
+    "mxfp8": ({"quant_method": "mxfp8", "weight_block_size": [1, 32]}, "_scale_inv", torch.uint8),
 }
 
 
@@ -94,7 +95,10 @@ def _drawn(name, shape, kind, draw):
         return {f"{name}_blocks": blocks, f"{name}_scales": scales}
     block = _block(config, shape)
     size = [math.ceil(total / part) for total, part in zip(shape, block, strict=True)]
-    scales = _drawn_scales(size, dtype, "scale_fmt" in config, draw)
+    if kind == "mxfp8":
+        scales = torch.randint(113, 121, size, dtype=torch.uint8, generator=draw)
+    else:
+        scales = _drawn_scales(size, dtype, "scale_fmt" in config, draw)
     if kind == "fp8 tensor":
         scales = scales.reshape(())
     if "int4" in kind:
@@ -121,7 +125,7 @@ def checkpoints(tmp_path_factory):
     plain = {"mxfp4": root / "sinks"}
     tiny_family("gpt_oss", plain["mxfp4"], num_hidden_layers=2)
     other = root / "plain"
-    save_tiny_hf(other, "qwen3_moe", num_hidden_layers=2)
+    save_tiny_hf(other, "qwen3_moe", num_hidden_layers=2, moe_intermediate_size=64)
     draw, found = torch.Generator().manual_seed(5), {}
     for number, (kind, form) in enumerate(FORMATS.items()):
         source, path = plain.get(kind, other), root / str(number)

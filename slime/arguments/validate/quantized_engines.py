@@ -2,7 +2,8 @@
 
 Read off SGLang 0.5.17 and 0.5.23. What a server does to weights when it has loaded them has to be undone
 before the next ones: that is nothing for float8 in blocks; experts of 4-bit integers are put back by
-``/begin_weight_update``; all else, MXFP4 too, stays as it was made and takes no others.
+``/begin_weight_update``; MXFP8 is laid out for kernels by ``/end_weight_update``, which must find all of it
+new; all else, MXFP4 too, stays as it was made and takes no others.
 """
 
 import contextlib
@@ -78,7 +79,7 @@ def _two_formats(paths: list[str]) -> Iterator[str]:
 
 def _beyond_sglang(path: str, found: Quantization | None) -> Iterator[str]:
     described = HfConfig.read(path).mapping(*KEYS) or {}
-    if found is None or found.kind == "int4":
+    if found is None or found.kind in ("int4", "mxfp8"):
         return
     if found.kind == "mxfp4":
         yield (
@@ -112,12 +113,24 @@ def _bad_options(args: Namespace, model: ModelConfig) -> Iterator[str]:
                 continue
             given = {**_sglang_options(args), **group.overrides}
             yield from _online(path, given, described.get("quant_method"))
-            drafts = given.get("speculative_algorithm")
-            if found is not None and found.kind == "int4" and drafts:
-                yield (
-                    f"--sglang-speculative-algorithm {drafts}: an update of 4-bit weights unpacks those of "
-                    f"the draft as well, which get no others ({path}; wanted: without)"
-                )
+            yield from _not_laid_out_again(path, given, found)
+
+
+def _not_laid_out_again(path: str, given: dict[str, Any], found: Quantization | None) -> Iterator[str]:
+    """Options with which what an update does to the layout of weights leaves some of them wrong."""
+    does = {"int4": "4-bit weights unpacks", "mxfp8": "MXFP8 weights lays out"}
+    if found is None or found.kind not in does:
+        return
+    if drafts := given.get("speculative_algorithm"):
+        yield (
+            f"--sglang-speculative-algorithm {drafts}: an update of {does[found.kind]} those of the draft as "
+            f"well, which get no others ({path}; wanted: without)"
+        )
+    if found.kind == "mxfp8" and given.get("moe_runner_backend") == "deep_gemm":
+        yield (
+            "--sglang-moe-runner-backend deep_gemm: SGLang puts packed scales in the place of those of MXFP8 "
+            f"experts, which then take no others ({path}; wanted: without, flashinfer_trtllm or cutlass)"
+        )
 
 
 def _sglang_options(args: Namespace) -> dict[str, Any]:

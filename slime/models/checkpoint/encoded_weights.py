@@ -6,8 +6,14 @@ from typing import Protocol
 
 import torch
 
-from slime.models.checkpoint import fp8, int4, mxfp4
-from slime.models.checkpoint.encoding import Encoding, Fp8Encoding, Int4Encoding, Mxfp4Encoding
+from slime.models.checkpoint import fp8, int4, mxfp4, mxfp8
+from slime.models.checkpoint.encoding import (
+    Encoding,
+    Fp8Encoding,
+    Int4Encoding,
+    Mxfp4Encoding,
+    Mxfp8Encoding,
+)
 from slime.models.checkpoint.quantization import Quantization
 from slime.models.checkpoint.safetensors_dir import SafetensorReader
 
@@ -56,9 +62,11 @@ def encoded_weights(raw: SafetensorReader, quantization: Quantization) -> Iterat
             _require_whole(raw, weight, name, there)
             if name.endswith(_BLOCKS):
                 yield weight, _Mxfp4Weight(raw, weight)
-        elif quantization.kind == "fp8" and name.endswith(".weight"):
+        elif quantization.kind in ("fp8", "mxfp8") and name.endswith(".weight"):
             beside = (f"{name}_scale_inv", f"{name}_scale")
-            if scale := next((scale for scale in beside if scale in there), None):
+            if quantization.kind == "mxfp8" and beside[0] in there:
+                yield name, _Mxfp8Weight(raw, name)
+            elif quantization.kind == "fp8" and (scale := next((s for s in beside if s in there), None)):
                 yield name, _Fp8Weight(raw, name, scale, quantization)
             elif raw.dtype(name).itemsize == 1:
                 raise ValueError(f"{raw.path}: {name} is quantised and has no {name}_scale_inv")
@@ -228,6 +236,49 @@ class _Mxfp4Weight:
 
     def encoding(self) -> Encoding:
         return Mxfp4Encoding(self._name, self._shape)
+
+
+class _Mxfp8Weight:
+    """One scale, a power of two in a byte, for each group of a row.
+
+    Raises:
+        ValueError: numbers or scales are of another format or shape.
+    """
+
+    def __init__(self, raw: SafetensorReader, name: str) -> None:
+        self._raw, self._name, self._scale = raw, name, f"{name}_scale_inv"
+        self.stored = name
+        shape = raw.shape(name)
+        if len(shape) != 2:
+            raise ValueError(f"{self._file(name)}: {name} is quantised and {list(shape)}, no matrix")
+        self._encoding = Mxfp8Encoding(name, (shape[0], shape[1]))
+        for part, (dtype, wanted) in self._encoding.specs().items():
+            if (found := raw.dtype(part)) != dtype:
+                raise ValueError(f"{self._file(part)}: {part} is {found}, wanted {dtype}")
+            if (sizes := raw.shape(part)) != wanted:
+                raise ValueError(
+                    f"{self._file(part)}: {part} is {list(sizes)}, wanted {list(wanted)} for {name} "
+                    f"{list(shape)}"
+                )
+
+    def _file(self, part: str) -> str:
+        return str(self._raw.path / self._raw.file_of(part))
+
+    def shape(self) -> tuple[int, int]:
+        return self._encoding.shape
+
+    def part(self, box: Sequence[Span]) -> torch.Tensor:
+        """Raises ValueError if a number is not finite."""
+        rows, columns = box
+        codes = _part(self._raw, self._name, rows, columns)
+        scales = _part(self._raw, self._scale, rows, _groups(columns, mxfp8.GROUP))
+        try:
+            return mxfp8.dequantize(codes, scales, columns[0])
+        except ValueError as error:
+            raise ValueError(f"{self._file(self._name)}: {self._name} {error}") from error
+
+    def encoding(self) -> Encoding:
+        return self._encoding
 
 
 def _part(raw: SafetensorReader, name: str, *box: Span) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from slime.models.checkpoint import fp8, int4, mxfp4
+from slime.models.checkpoint import fp8, int4, mxfp4, mxfp8
 from slime.models.checkpoint.safetensors_file import Spec
 
 # Of float32, at once.
@@ -112,10 +112,7 @@ class Int4Encoding:
 
     def encode(self, weight: torch.Tensor, scales: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         names = list(self.specs())
-        parts = {
-            name: torch.empty(shape, dtype=dtype, device=weight.device)
-            for name, (dtype, shape) in self.specs().items()
-        }
+        parts = _empty(self.specs(), weight.device)
         for _, strip in _strips(self.shape, 1):
             own = None if scales is None else scales[strip]
             words, scale = int4.quantize(weight[strip], self.group, self.scale_dtype, own)
@@ -157,10 +154,7 @@ class Mxfp4Encoding:
         }
 
     def encode(self, weight: torch.Tensor, scales: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        parts = {
-            name: torch.empty(shape, dtype=dtype, device=weight.device)
-            for name, (dtype, shape) in self.specs().items()
-        }
+        parts = _empty(self.specs(), weight.device)
         blocks, found = parts.values()
         for expert, matrix in enumerate(weight.transpose(1, 2)):
             for _, strip in _strips((matrix.shape[0], matrix.shape[1]), 1):
@@ -178,6 +172,54 @@ class Mxfp4Encoding:
         except ValueError as error:
             raise ValueError(f"weight {self.name!r}: {error}") from error
         return weight
+
+
+@dataclass(frozen=True)
+class Mxfp8Encoding:
+    """Float8 and the scales of its groups, which are powers of two in bytes.
+
+    Attributes:
+        name: of the weight, under which the float8 numbers are.
+    """
+
+    name: str
+    shape: tuple[int, int]
+
+    @property
+    def scale_name(self) -> str:
+        return f"{self.name}_scale_inv"
+
+    def specs(self) -> dict[str, Spec]:
+        """Raises ValueError if rows are not made up of whole groups."""
+        rows, columns = self.shape
+        try:
+            mxfp8.require_groups(columns)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from error
+        return {
+            self.name: (fp8.FLOAT8, self.shape),
+            self.scale_name: (torch.uint8, (rows, columns // mxfp8.GROUP)),
+        }
+
+    def encode(self, weight: torch.Tensor, scales: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        parts = _empty(self.specs(), weight.device)
+        codes, found = parts.values()
+        for _, strip in _strips(self.shape, 1):
+            own = None if scales is None else scales[strip]
+            codes[strip], found[strip] = mxfp8.quantize(weight[strip], own)
+        return parts
+
+    def decode(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Raises ValueError if a number is not finite."""
+        codes, scales = (parts[name] for name in self.specs())
+        try:
+            return mxfp8.dequantize(codes, scales)
+        except ValueError as error:
+            raise ValueError(f"weight {self.name!r}: {error}") from error
+
+
+def _empty(specs: Mapping[str, Spec], device: torch.device) -> dict[str, torch.Tensor]:
+    return {name: torch.empty(shape, dtype=dtype, device=device) for name, (dtype, shape) in specs.items()}
 
 
 def _strips(shape: tuple[int, int], rows: int) -> list[tuple[slice, slice]]:

@@ -4,6 +4,7 @@ weight = float8 x scale. Blocks at the right and lower edge are smaller where th
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -41,12 +42,26 @@ def quantize(
     Raises:
         ValueError: a number is not finite.
     """
+
+    def scale_of(largest: torch.Tensor) -> torch.Tensor:
+        scale = _power_of_two(largest) if power_of_two else _short(largest / LARGEST)
+        return torch.where(largest == 0, torch.ones_like(scale), scale.clamp(min=_SMALLEST_SCALE))
+
+    return quantize_by(scale_of, weight, block, stored)
+
+
+def quantize_by(
+    scale_of: Callable[[torch.Tensor], torch.Tensor],
+    weight: torch.Tensor,
+    block: tuple[int, int],
+    stored: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantises like `quantize`, with scales that ``scale_of`` makes of each block's largest magnitude."""
     values = weight.float()
     largest = _largest(values, block)
     if not bool(torch.isfinite(largest).all()):
         raise ValueError("has numbers that are not finite")
-    scale = _power_of_two(largest) if power_of_two else _short(largest / LARGEST)
-    scale = torch.where(largest == 0, torch.ones_like(scale), scale.clamp(min=_SMALLEST_SCALE))
+    scale = scale_of(largest)
     if stored is not None:
         scale = torch.where(_kept(values, largest, stored, block, weight.dtype), stored, scale)
     return _rounded(values, scale, block), scale

@@ -112,8 +112,9 @@ def _bad_values(tensors: list[StoredTensor]) -> str | None:
 
 
 def _format(tensor: StoredTensor) -> str:
-    """Returns the format of its numbers: MXFP4's scales are powers of two in bytes."""
-    return "F8_E8M0" if tensor.dtype == "U8" and tensor.name.endswith("_scales") else tensor.dtype
+    """Returns the format of its numbers: scales of MXFP4 and MXFP8 are powers of two in bytes."""
+    scales = tensor.dtype == "U8" and tensor.name.endswith(("_scales", "_scale_inv"))
+    return "F8_E8M0" if scales else tensor.dtype
 
 
 def _has_infinite(data: bytes, dtype: str) -> bool:

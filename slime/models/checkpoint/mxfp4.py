@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import torch
 
-from slime.models.checkpoint.quantization import MXFP4_GROUP as GROUP
+from slime.models.checkpoint.quantization import MX_GROUP as GROUP
 from slime.models.checkpoint.stored_scale import is_kept
 
 BYTES = GROUP // 2

@@ -1,9 +1,9 @@
 """How a checkpoint says that its weights are quantised: ``quantization_config`` of config.json.
 
-Three methods are read: ``fp8`` (DeepSeek-V3, Qwen3-FP8, MiniMax-M2), ``compressed-tensors``, in which
-weights are float8 or groups of 4-bit integers (Kimi-K2-Thinking), and ``mxfp4`` (gpt-oss). Which tensors are
-quantised is seen in the files: those with a scale beside them, so lists of modules that are not
-(``modules_to_not_convert``, ``ignore``) need no reading.
+Four methods are read: ``fp8`` (DeepSeek-V3, Qwen3-FP8, MiniMax-M2), ``compressed-tensors``, in which
+weights are float8 or groups of 4-bit integers (Kimi-K2-Thinking), ``mxfp4`` (gpt-oss) and ``mxfp8``, as
+SGLang has it. Which tensors are quantised is seen in the files: those with a scale beside them, so lists of
+modules that are not (``modules_to_not_convert``, ``ignore``) need no reading.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from slime.models.hf_config import HfConfig, HfConfigError
 
 KEYS = ("quantization_config", "compression_config")
 """Where config.json has it; the second name is an older one."""
-MXFP4_GROUP = 32
-"""Neighbours that share a scale."""
+MX_GROUP = 32
+"""Neighbours that share a scale in MXFP4 and MXFP8."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,11 @@ class Quantization:
     Attributes:
         block: rows and columns of float8 weights, None for what their scales' shape says: all, or a row.
         group: how many neighbours in a row of 4-bit numbers, None for all.
-        power_of_two: whether scales are powers of two: of float8 with ``scale_fmt: ue8m0``, of MXFP4 always.
+        power_of_two: whether scales are powers of two: of float8 with ``scale_fmt: ue8m0``, of MXFP4 and
+            MXFP8 always.
     """
 
-    kind: Literal["fp8", "int4", "mxfp4"]
+    kind: Literal["fp8", "int4", "mxfp4", "mxfp8"]
     block: tuple[int, int] | None = None
     group: int | None = None
     power_of_two: bool = False
@@ -51,19 +52,31 @@ def read_quantization(config: HfConfig) -> Quantization | None:
         return Quantization("fp8", block=block, power_of_two=found.get("scale_fmt") == "ue8m0")
     if method == "compressed-tensors":
         return _compressed(config, found)
+    if method == "mxfp8":
+        return _mxfp8(config, found)
     if method == "mxfp4":
         known = [name for name, family in FAMILIES.items() if family.in_mxfp4]
         if (model := config.get("model_type")) not in known:
             raise _refused(
                 config, "quant_method", method, f"that of {', '.join(known)} alone; this is {model!r}"
             )
-        return Quantization("mxfp4", group=MXFP4_GROUP, power_of_two=True)
-    raise _refused(config, "quant_method", method, "fp8, compressed-tensors or mxfp4")
+        return Quantization("mxfp4", group=MX_GROUP, power_of_two=True)
+    algorithm = found.get("quant_algo")  # of ModelOpt, which has NVFP4 and others under one method
+    named = method if algorithm is None else f"{method} {algorithm}"
+    raise _refused(config, "quant_method", named, "fp8, compressed-tensors, mxfp4 or mxfp8")
+
+
+def _mxfp8(config: HfConfig, found: Mapping[str, Any]) -> Quantization:
+    for name, wanted in (("fmt", "e4m3"), ("scale_fmt", "ue8m0"), ("weight_block_size", [1, MX_GROUP])):
+        _require(config, name, found.get(name) or wanted, wanted)
+    return Quantization("mxfp8", group=MX_GROUP, power_of_two=True)
 
 
 def _compressed(config: HfConfig, found: Mapping[str, Any]) -> Quantization:
     sparsity = found.get("sparsity_config") or {}
     _require(config, "sparsity_config.format", sparsity.get("format", "dense"), "dense")
+    if "nvfp4" in str(layout := found.get("format")):
+        raise _refused(config, "format", layout, "float-quantized or pack-quantized")
     groups = found.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise _refused(config, "config_groups", groups, "a mapping of groups")

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from slime.models.checkpoint.quantization import MXFP4_GROUP, Quantization
+from slime.models.checkpoint.quantization import MX_GROUP, Quantization
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 EIGHT_BITS = frozenset({"F8_E4M3", "F8_E5M2"})
 _SCALES = ("_scale_inv", "_scale")
 _PACKED, _SCALE, _SIZES = "_packed", "_scale", "_shape"
 _BLOCKS, _POWERS = "_blocks", "_scales"
+_MXFP8_POWERS = "_scale_inv"
 _INT4_PER_WORD, _MXFP4_BYTES = 8, 16  # numbers in 32 bits; bytes of a group
 Sizes = tuple[int, ...]
 
@@ -46,12 +47,9 @@ class StoredForms:
         """Returns what a tensor may be; None where config.json does not decide it."""
         kind = self._quantization.kind if self._quantization else None
         if (plain := self._shape_of(name)) is not None:
-            return Form(plain, FLOATS | EIGHT_BITS if kind == "fp8" else FLOATS)
-        if kind == "fp8":
-            return self._fp8_scale(name)
-        if kind == "int4":
-            return self._int4(name)
-        return self._mxfp4(name) if kind == "mxfp4" else None
+            return Form(plain, FLOATS | EIGHT_BITS if kind in ("fp8", "mxfp8") else FLOATS)
+        forms = {"fp8": self._fp8_scale, "int4": self._int4, "mxfp4": self._mxfp4, "mxfp8": self._mxfp8_scale}
+        return forms[kind](name) if kind else None
 
     def _matrix(self, name: str, suffix: str, rank: int) -> Sizes | None:
         """The shape of the weight beside which a tensor with this suffix stands."""
@@ -66,6 +64,11 @@ class StoredForms:
             return None
         return Form((-(-sizes[0] // block[0]), -(-sizes[1] // block[1])), FLOATS | {"F8_E8M0"})
 
+    def _mxfp8_scale(self, name: str) -> Form | None:
+        if sizes := self._matrix(name, _MXFP8_POWERS, 2):
+            return Form((sizes[0], sizes[1] // MX_GROUP), frozenset({"U8"}))
+        return None
+
     def _int4(self, name: str) -> Form | None:
         group = self._quantization.group if self._quantization else None
         if sizes := self._matrix(name, _PACKED, 2):
@@ -79,5 +82,5 @@ class StoredForms:
         for suffix, rest in ((_BLOCKS, (_MXFP4_BYTES,)), (_POWERS, ())):
             if sizes := self._matrix(name, suffix, 3):
                 experts, inputs, outputs = sizes
-                return Form((experts, outputs, inputs // MXFP4_GROUP, *rest), frozenset({"U8"}))
+                return Form((experts, outputs, inputs // MX_GROUP, *rest), frozenset({"U8"}))
         return None

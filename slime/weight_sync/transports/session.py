@@ -135,8 +135,8 @@ class SessionTransport(Transport):
 def _require_session(engine: EngineClient) -> None:
     if not engine.has_update_session:
         raise RuntimeError(
-            f"engine {engine.endpoint.url}: has no /begin_weight_update, without which packed weights "
-            "cannot be replaced (wanted: SGLang 0.5.23, or a checkpoint of another format)"
+            f"engine {engine.endpoint.url}: has no /begin_weight_update, without which weights that it packs "
+            "or lays out anew cannot be replaced (wanted: SGLang 0.5.23, or a checkpoint of another format)"
         )
 
 
