@@ -38,6 +38,7 @@ sys.path.insert(0, str(ROOT))
 from slime.agent.adapters import OpenAIAdapter  # noqa: E402
 from slime.agent.aiohttp_threaded import run_app_in_thread  # noqa: E402
 from slime.utils.http_utils import post  # noqa: E402
+from slime.utils.misc import spare_collector  # noqa: E402
 
 FORKED = multiprocessing.get_context("fork")
 RESULTS = ROOT / "benchmarks" / "results" / "adapter_turns.json"
@@ -131,6 +132,7 @@ def engine_answer(tokenizer: PreTrainedTokenizerFast) -> bytes:
 
 
 def serve_adapter(pipe: Connection, tokenizer: PreTrainedTokenizerFast, url: str, sessions: int) -> None:
+    spare_collector()  # as the rollout manager does, in whose process adapters are
     adapter = OpenAIAdapter(tokenizer=tokenizer, sglang_url=url, tool_parser="hermes")
     for number in range(sessions):
         adapter.open_session(str(number), sampling_defaults=SAMPLING)
@@ -151,6 +153,7 @@ def ask_directly(pipe: Connection, prompts: list[list[int]], url: str, turns: in
     async def everyone() -> None:
         await asyncio.gather(*map(session, prompts))
 
+    spare_collector()
     begun = time.process_time()
     asyncio.run(everyone())
     pipe.send(time.process_time() - begun)

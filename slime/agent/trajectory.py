@@ -21,6 +21,8 @@ from slime.utils.types import Sample
 Message = Mapping[str, Any]
 _OF_ANY_PART = ("weight_version", "weight_versions", "finish_reason")
 """What an answer's ``meta_info`` says that holds for its first tokens too."""
+_TOLD_TWICE = ("output_token_logprobs", "output_top_logprobs")
+"""What it says that the record of a turn has as well, or that is not trained on."""
 _CLOSES = "</think>"
 _STATUS = {"length": Sample.Status.TRUNCATED, "abort": Sample.Status.ABORTED}
 
@@ -136,8 +138,7 @@ class TrajectoryManager:
 
     def continued(self, sid: str, messages: Sequence[Message | PlainMessage]) -> Chain | None:
         """The longest chain whose messages these begin with; of several the last, which was heard last."""
-        plain = plain_messages(messages)
-        chains = [c for c in self._sessions.get(sid, ()) if plain[: len(c.messages)] == c.messages]
+        chains = [c for c in self._sessions.get(sid, ()) if _begin_with(messages, c.messages)]
         return max(reversed(chains), key=lambda chain: len(chain.messages), default=None)
 
     def record_turn(
@@ -167,18 +168,18 @@ class TrajectoryManager:
                 f"session {sid}: {len(turn.output_ids)} tokens but {len(turn.output_log_probs)} log-probs"
             )
         chains = self._sessions.setdefault(sid, [])
-        plain = plain_messages(prompt_messages)
-        chain, kind = self.continued(sid, plain), DriftKind.FORK
-        known = False
+        held, turns = begins_with or (None, 0)
+        unchanged = held is not None and held.turns == turns
+        alone = unchanged and len(chains) == 1 and chains[0] is held  # then the messages need no second look
+        chain, kind = held if alone else self.continued(sid, prompt_messages), DriftKind.FORK
+        known = unchanged and chain is held
         if chain is not None:
-            known = begins_with is not None and begins_with[0] is chain and begins_with[1] == chain.turns
             kind = self._align(chain, turn.prompt_ids, len(chain.tokens) if known else None)
         if chain is None or kind is DriftKind.FORK:
             chain = Chain([], list(turn.prompt_ids), [_Piece(len(turn.prompt_ids))])
             chains.append(chain)
-        # the chain holds the prompt; one for each turn would be the square of a conversation
-        chain.add(turn.output_ids, replace(turn, prompt_ids=[]))
-        chain.messages = [*plain, plain_message(response_message)]
+        chain.add(turn.output_ids, _without_repetition(turn))
+        chain.messages += plain_messages([*prompt_messages[len(chain.messages) :], response_message])
         chain.turns += 1
         chain.tools = chain.tools if known else tools
         chain.tool_errors += tool_errors
@@ -269,6 +270,27 @@ def _append(sample: Sample, ids: list[int], turn: TurnRecord | None) -> None:
     sample.append_response_tokens(tokens=ids, log_probs=log_probs, meta_info=meta)
 
 
+def _without_repetition(turn: TurnRecord) -> TurnRecord:
+    """What a chain keeps of a turn: neither its prompt, which the chain holds, nor its tokens a second time.
+
+    Those of all turns would be the square of a conversation, and the engine has a list for each token, all of
+    which Python's garbage collector would go through again and again.
+    """
+    meta = {name: value for name, value in turn.meta_info.items() if name not in _TOLD_TWICE}
+    return replace(turn, prompt_ids=[], meta_info=meta)
+
+
+def _begin_with(messages: Sequence[Message | PlainMessage], said: Sequence[PlainMessage]) -> bool:
+    return len(said) <= len(messages) and all(map(_is_said, messages, said))
+
+
+def _is_said(message: Message | PlainMessage, said: PlainMessage) -> bool:
+    """Whether a message is this one. No object is made of it: each turn has the whole history."""
+    if isinstance(message, PlainMessage):
+        return message == said
+    return message["role"] == said.role and _text(message) == said.content and _calls(message) == said.calls
+
+
 def plain_messages(messages: Sequence[Message | PlainMessage]) -> list[PlainMessage]:
     """Role, text and calls of tools of each."""
     return [m if isinstance(m, PlainMessage) else plain_message(m) for m in messages]
@@ -276,12 +298,18 @@ def plain_messages(messages: Sequence[Message | PlainMessage]) -> list[PlainMess
 
 def plain_message(message: Message) -> PlainMessage:
     """Role, text and calls of tools."""
+    return PlainMessage(message["role"], _text(message), _calls(message))
+
+
+def _text(message: Message) -> str:
+    """What was said, without the thoughts before it."""
+    content = flatten_content(message.get("content"))
+    return content.rpartition(_CLOSES)[2].strip() if message["role"] == "assistant" else content
+
+
+def _calls(message: Message) -> list[tuple[str, Any]]:
     called = message.get("tool_calls")
-    calls = [_plain_call(call) for call in called] if called else []
-    role, content = message["role"], flatten_content(message.get("content"))
-    if role == "assistant":
-        content = content.rpartition(_CLOSES)[2].strip()
-    return PlainMessage(role, content, calls)
+    return [_plain_call(call) for call in called] if called else []
 
 
 def _plain_call(call: Mapping[str, Any]) -> tuple[str, Any]:

@@ -157,6 +157,26 @@ def test_guarded_text_is_none_of_control_tokens_that_are_in_the_vocabulary(model
     assert text.guarded("plain <b>") == "plain <b>"
 
 
+def test_text_is_encoded_as_the_tokenizer_encodes_it_whatever_that_makes_of_its_fast_form():
+    class Doubled(PreTrainedTokenizerFast):
+        def _encode_plus(self, *args, **options):
+            encoded = super()._encode_plus(*args, **options)
+            return {"input_ids": [*encoded["input_ids"]] * 2}
+
+    plain = copy(tokenizer_of("qwen"))
+    core = Tokenizer.from_str(plain.backend_tokenizer.to_str())
+    doubled = Doubled(tokenizer_object=core, eos_token=plain.eos_token)
+    said = "<|im_start|>user\né <tool_call>"
+    wanted = plain(said, add_special_tokens=False)["input_ids"]
+    assert PlainText(plain).encode(said) == wanted
+    assert PlainText(doubled).encode(said) == wanted * 2
+    split = PreTrainedTokenizerFast(tokenizer_object=core, split_special_tokens=True)
+    assert PlainText(split).encode(said) == split(said, add_special_tokens=False)["input_ids"] != wanted
+    cut = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(core.to_str()))
+    cut(said, truncation=True, max_length=2)  # which the fast form remembers
+    assert PlainText(cut).encode(said) == wanted
+
+
 def test_a_tokenizer_without_a_fast_form_refuses_such_text_alone():
     class Slow:
         chat_template, added_tokens_decoder = "", tokenizer_of("rounds").added_tokens_decoder

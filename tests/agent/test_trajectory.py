@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.agent.trajectory import DriftKind, TrajectoryManager, TurnRecord, flatten_content
+from slime.agent.trajectory import (
+    DriftKind,
+    TrajectoryManager,
+    TurnRecord,
+    flatten_content,
+    plain_message,
+    plain_messages,
+)
 from slime.utils.types import Sample
 
 USER = {"role": "user", "content": "go"}
@@ -227,3 +234,41 @@ def test_a_prompt_is_compared_once_its_chain_has_gone_on_without_it(goes_on):
     )
     assert kind is (DriftKind.FORK if goes_on else DriftKind.CLEAN)
     assert chain.tokens == ([1, 2, 3, 4, 5] if goes_on else [1, 2, 3, 9, 6])
+
+
+def test_a_chain_goes_on_with_what_is_new_and_holds_no_list_for_each_token():
+    """A turn has the whole history; what was made of all of it each time would be the square of it."""
+    manager, messages, ids = TrajectoryManager(), [USER], [1]
+    meta = META | {"output_token_logprobs": [[-1.0, 3, None]], "output_top_logprobs": [[[-1.0, 3, None]]]}
+    held = []
+    for number in range(3):
+        made = TurnRecord(ids, [3], "stop", [-1.0], meta_info=meta)
+        manager.record_turn("s", turn=made, prompt_messages=messages, response_message=said(f"{number}"))
+        messages, ids = [*messages, said(f"{number}"), USER], [*ids, 3, 1]
+        chain = manager.continued("s", messages)
+        assert [id(message) for message in chain.messages[: len(held)]] == held
+        held = [id(message) for message in chain.messages]
+    assert chain.messages == plain_messages(messages[:-1])
+    kept = [piece.turn for piece in chain.pieces if piece.turn]
+    assert [(turn.output_ids, turn.output_log_probs, turn.prompt_ids) for turn in kept] == [
+        ([3], [-1.0], [])
+    ] * 3
+    assert all(turn.meta_info == META for turn in kept) and "output_token_logprobs" in made.meta_info
+
+
+def test_a_message_is_one_that_was_said_if_it_says_the_same():
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    written = {"id": "c", "function": {"name": "f", "arguments": '{"x":1}'}}
+    parts = [{"type": "text", "text": "a"}]
+    messages = [
+        *({"role": role, "content": text} for role in ("user", "tool") for text in ("a", " a", parts, None)),
+        *({"role": "assistant", "content": text} for text in ("a", " a", "<think>b</think>\na", parts, "")),
+        *({"role": "assistant", "content": "a", "tool_calls": calls} for calls in ([call], [written], None)),
+        {"role": "assistant", "content": None, "tool_calls": [call, call]},
+    ]
+    for one in messages:
+        manager = TrajectoryManager()
+        manager.record_turn("s", turn=turn([1], [2]), prompt_messages=[one], response_message=said("b"))
+        for other in messages:
+            found = manager.continued("s", [other, said("b"), USER])
+            assert bool(found) == (plain_message(one) == plain_message(other)), (one, other)

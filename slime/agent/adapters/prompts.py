@@ -4,7 +4,7 @@ from transformers import PreTrainedTokenizerBase
 
 from slime.agent.adapters.rendering import Rendering, Tools, with_text
 from slime.agent.adapters.session import Messages, Prompt, TurnRequest, hashes_of
-from slime.agent.trajectory import Chain, TrajectoryManager, plain_messages
+from slime.agent.trajectory import Chain, TrajectoryManager
 
 
 class Prompts:
@@ -20,14 +20,13 @@ class Prompts:
             Refused: the template fails on the messages, or they hold what is no text.
         """
         messages = [with_text(message) for message in asked.messages]
-        plain = plain_messages(messages)
-        chain = self._trajectories.continued(asked.sid, plain)
+        chain = self._trajectories.continued(asked.sid, messages)
         heard = messages[len(chain.messages) if chain else 0 :]
         tools = hashes_of(asked.tools or ())
         tells_them = chain is not None and tools <= chain.tools
         held = self._held_ids(chain, messages, asked.tools) if chain and tells_them else None
         ids = self._rendering.tokens(messages, asked.tools) if held is None else held
-        return Prompt(ids, plain, heard, (chain, chain.turns) if chain and held else None, tools)
+        return Prompt(ids, messages, heard, (chain, chain.turns) if chain and held else None, tools)
 
     def _held_ids(self, chain: Chain, messages: Messages, tools: Tools) -> list[int] | None:
         """A conversation that goes on as tokens: those that are held, then new ones; None if it cannot be."""

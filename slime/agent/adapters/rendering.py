@@ -60,8 +60,7 @@ class Rendering:
         parts = [whole]
         if at > begun:
             short = [*messages[:begun], *messages[at:]]
-            unnamed = [_ANY_TOOL] * len(tools) if tools else tools
-            parts = [_Part(short, begun, unnamed), _Part(short, begun, tools), whole]
+            parts = [_Part(short, begun, [_ANY_TOOL] if tools else tools), _Part(short, begun, tools), whole]
         text = self._after_alike(parts, _shape(messages, begun, at, tools, ended), ended)
         if text is None:
             return None

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from slime.agent.parsing import ParsedModelOutput
-from slime.agent.trajectory import Chain, PlainMessage, TurnRecord
+from slime.agent.trajectory import Chain, TurnRecord
 
 Messages = Sequence[Mapping[str, Any]]
 OPENAI_PARAMS = {
@@ -86,7 +86,7 @@ class Prompt(NamedTuple):
     """
 
     ids: list[int]
-    messages: list[PlainMessage]
+    messages: Messages
     heard: Messages
     begins_with: tuple[Chain, int] | None
     tools: frozenset[int]
