@@ -8,7 +8,7 @@ from slime.check.parameters import Kind, whole_model
 from slime.config.memory import MemoryConfig
 from slime.config.served_models import PLACEHOLDER, ServedModelConfig, ServerGroupConfig
 from slime.models import FAMILIES, read_shape
-from slime.models.checkpoint.quantization import MX_GROUP, read_quantization
+from slime.models.checkpoint.quantization import read_quantization
 from slime.models.hf_config import HfConfig
 from slime.models.shape import ModelShape
 
@@ -102,13 +102,10 @@ def _weights(path: str, size: int, whole: Mapping[Kind, int]) -> int:
     """
     each = dict.fromkeys(whole, float(size))
     stored = read_quantization(HfConfig.read(path))
-    if stored is not None and stored.kind == "fp8":
-        each |= {"dense": 1.0, "experts": 1.0}
-    elif stored is not None and stored.kind == "mxfp8":
-        each |= dict.fromkeys(("dense", "experts"), 1.0 + 1.0 / MX_GROUP)
-    elif stored is not None:
-        of_scale = 1 if stored.kind == "mxfp4" else size
-        each["experts"] = 0.5 + (of_scale / stored.group if stored.group else 0)
+    if stored is not None:
+        of_scale = (1 if stored.power_of_two else size) / stored.group if stored.group else 0
+        number = 1.0 if stored.is_float8 else 0.5
+        each |= dict.fromkeys(("dense", "experts") if stored.is_float8 else ("experts",), number + of_scale)
     return int(sum(each[kind] * elements for kind, elements in whole.items()))
 
 

@@ -191,6 +191,19 @@ def test_what_does_not_go_together_is_named(tmp_path, change, said):
         WeightsReader(checkpoint(tmp_path, tensors))
 
 
+def test_groups_that_nothing_has_trained_keep_what_no_rule_would_choose():
+    """Groups whose numbers a smaller scale would hold, or that are zeros of both signs."""
+    tensors = stored(10, 3)
+    tensors[NAME].view(torch.uint8)[:5] &= 0xBF
+    tensors[NAME].view(torch.uint8)[5, :32] &= 0x80
+    made = Mxfp8Encoding(NAME, (10, 96))
+    weight = made.decode(tensors)
+    assert not torch.equal(made.encode(weight)[SCALES], tensors[SCALES])
+    for dtype in (torch.float32, torch.bfloat16):
+        again = made.encode(weight.to(dtype), tensors[SCALES])
+        assert all(torch.equal(bits(part), bits(tensors[name])) for name, part in again.items())
+
+
 def test_strips_change_nothing(monkeypatch):
     weight, made = torch.randn(10, 96), Mxfp8Encoding(NAME, (10, 96))
     whole = made.encode(weight)

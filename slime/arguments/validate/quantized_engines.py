@@ -79,7 +79,7 @@ def _two_formats(paths: list[str]) -> Iterator[str]:
 
 def _beyond_sglang(path: str, found: Quantization | None) -> Iterator[str]:
     described = HfConfig.read(path).mapping(*KEYS) or {}
-    if found is None or found.kind in ("int4", "mxfp8"):
+    if found is None or found.is_laid_out_anew:
         return
     if found.kind == "mxfp4":
         yield (
@@ -118,13 +118,12 @@ def _bad_options(args: Namespace, model: ModelConfig) -> Iterator[str]:
 
 def _not_laid_out_again(path: str, given: dict[str, Any], found: Quantization | None) -> Iterator[str]:
     """Options with which what an update does to the layout of weights leaves some of them wrong."""
-    does = {"int4": "4-bit weights unpacks", "mxfp8": "MXFP8 weights lays out"}
-    if found is None or found.kind not in does:
+    if found is None or not found.is_laid_out_anew:
         return
     if drafts := given.get("speculative_algorithm"):
         yield (
-            f"--sglang-speculative-algorithm {drafts}: an update of {does[found.kind]} those of the draft as "
-            f"well, which get no others ({path}; wanted: without)"
+            f"--sglang-speculative-algorithm {drafts}: an update of weights in {found.kind} lays out those "
+            f"of the draft anew as well, which get no others ({path}; wanted: without)"
         )
     if found.kind == "mxfp8" and given.get("moe_runner_backend") == "deep_gemm":
         yield (

@@ -62,7 +62,7 @@ def encoded_weights(raw: SafetensorReader, quantization: Quantization) -> Iterat
             _require_whole(raw, weight, name, there)
             if name.endswith(_BLOCKS):
                 yield weight, _Mxfp4Weight(raw, weight)
-        elif quantization.kind in ("fp8", "mxfp8") and name.endswith(".weight"):
+        elif quantization.is_float8 and name.endswith(".weight"):
             beside = (f"{name}_scale_inv", f"{name}_scale")
             if quantization.kind == "mxfp8" and beside[0] in there:
                 yield name, _Mxfp8Weight(raw, name)

@@ -25,7 +25,7 @@ class Quantization:
 
     Attributes:
         block: rows and columns of float8 weights, None for what their scales' shape says: all, or a row.
-        group: how many neighbours in a row of 4-bit numbers, None for all.
+        group: how many neighbours in a row, of 4-bit numbers and of MXFP8; None for all.
         power_of_two: whether scales are powers of two: of float8 with ``scale_fmt: ue8m0``, of MXFP4 and
             MXFP8 always.
     """
@@ -34,6 +34,16 @@ class Quantization:
     block: tuple[int, int] | None = None
     group: int | None = None
     power_of_two: bool = False
+
+    @property
+    def is_float8(self) -> bool:
+        """Whether numbers have 8 bits, which are those of all linear layers; those of 4 bits are experts."""
+        return self.kind in ("fp8", "mxfp8")
+
+    @property
+    def is_laid_out_anew(self) -> bool:
+        """Whether SGLang gives loaded weights another layout, and takes others in an update session alone."""
+        return self.kind in ("int4", "mxfp8")
 
 
 def read_quantization(config: HfConfig) -> Quantization | None:

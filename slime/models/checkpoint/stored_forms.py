@@ -45,11 +45,11 @@ class StoredForms:
 
     def of(self, name: str) -> Form | None:
         """Returns what a tensor may be; None where config.json does not decide it."""
-        kind = self._quantization.kind if self._quantization else None
+        stored = self._quantization
         if (plain := self._shape_of(name)) is not None:
-            return Form(plain, FLOATS | EIGHT_BITS if kind in ("fp8", "mxfp8") else FLOATS)
+            return Form(plain, FLOATS | EIGHT_BITS if stored and stored.is_float8 else FLOATS)
         forms = {"fp8": self._fp8_scale, "int4": self._int4, "mxfp4": self._mxfp4, "mxfp8": self._mxfp8_scale}
-        return forms[kind](name) if kind else None
+        return forms[stored.kind](name) if stored else None
 
     def _matrix(self, name: str, suffix: str, rank: int) -> Sizes | None:
         """The shape of the weight beside which a tensor with this suffix stands."""

@@ -25,7 +25,7 @@ class ServedFormat(Filter):
         self._found = read_quantization(HfConfig.read(path))
         # SGLang packs 4-bit integers anew for its kernels, and undoes that between begin and end only; scales
         # of MXFP8 it copies into the layout of its kernels at the end.
-        self.needs_session = self._found is not None and self._found.kind in ("int4", "mxfp8")
+        self.needs_session = self._found is not None and self._found.is_laid_out_anew
 
     @cached_property
     def _stored(self) -> StoredFormat:  # read on ranks that send alone
