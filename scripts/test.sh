@@ -17,6 +17,7 @@ AT_A_TIME=(-n "$workers" --dist loadfile --no-loadscope-reorder)
 
 use_environment dev docs test
 share_cores_politely
+compute_in_batch
 cd "$REPOSITORY"
 unset PYTHONDONTWRITEBYTECODE # else each of many processes compiles all of our modules, and pytest rewrites all tests
 export NO_MKDOCS_2_WARNING=1 # else Material for MkDocs prints a notice about its own future

@@ -58,3 +58,11 @@ share_cores_politely() {
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-PASSIVE}"
     export TOKENIZERS_PARALLELISM=false
 }
+
+# Threads that wake put off none that computes, in this shell and in what it starts. Else a thread of gloo puts off
+# the one that holds the lock which it then spins for: of ranks' CPU time on a busy machine a fifth.
+compute_in_batch() {
+    if command -v chrt >/dev/null; then
+        chrt --batch --pid 0 $$ 2>/dev/null || true # a sandbox may forbid it
+    fi
+}

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,25 @@ def test_the_tiers_of_tests_start_what_they_say(start: Start) -> None:
         assert checks <= {*before} or words in ("--nightly", "--flaky tests/router")
 
     hold_each(printed("bash scripts/test.sh"), check, least=len(wanted))
+
+
+def can_compute_in_batch() -> bool:
+    """Whether there is the program for it, and nothing forbids it."""
+    if shutil.which("chrt") is None:
+        return False
+    return subprocess.run(["chrt", "--batch", "0", "true"], stderr=subprocess.DEVNULL).returncode == 0
+
+
+@pytest.mark.skipif(not can_compute_in_batch(), reason="they compute as all programs do then")
+def test_what_tests_start_computes_in_batch(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "venv/bin/python").write_text('#!/bin/sh\nchrt --pid $$ >>"$NOTE"\n')
+    ours = os.sched_getscheduler(0)
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    try:
+        *_, policy, _ = start(printed("bash scripts/test.sh")[0])
+    finally:
+        os.sched_setscheduler(0, ours, os.sched_param(0))
+    assert policy.endswith(" SCHED_BATCH")
 
 
 def test_the_conformance_tests_are_there(start: Start) -> None:
