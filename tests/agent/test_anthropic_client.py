@@ -2,12 +2,12 @@
 
 import asyncio
 import json
+from copy import copy
 
 import anthropic
 import pytest
 
 from slime.agent.adapters import AnthropicAdapter
-from slime.agent.aiohttp_threaded import run_app_in_thread
 from slime.utils.types import Sample
 from tests.engines.fake import EOS, NEVER
 
@@ -18,21 +18,19 @@ ASKED = {"model": "m", "max_tokens": 190}
 
 
 @pytest.fixture
-async def served(engine, tokenizer):
-    """An adapter with a session ``s`` that is open, and Anthropic's client of it."""
-    adapter = AnthropicAdapter(
-        tokenizer=tokenizer,
-        sglang_url=f"{engine.url}/generate",
-        tool_parser="hermes",
-        reasoning_parser="qwen3",
-        max_turns_per_sid=6,
-    )
-    server = run_app_in_thread(adapter.app, runner_kwargs={"handler_cancellation": True})
-    adapter.open_session("s", sampling_defaults={"max_new_tokens": 200, "temperature": 1.0})
-    client = anthropic.AsyncAnthropic(base_url=server.url, api_key="s", max_retries=0)
-    yield adapter, client
-    await client.close()
-    server.stop(timeout=300)
+def serve(serve_to):
+    """An adapter with these options and a session ``s`` that is open, and Anthropic's client of it."""
+
+    def make(**options):
+        adapter, url = serve_to(AnthropicAdapter, **{"max_turns_per_sid": 6, **options})
+        return adapter, anthropic.AsyncAnthropic(base_url=url, api_key="s", max_retries=0)
+
+    return make
+
+
+@pytest.fixture
+def served(serve):
+    return serve()
 
 
 def encoded(tokenizer, text):
@@ -135,6 +133,59 @@ async def test_calls_of_strict_tools_follow_their_schemas(served, engine):
     assert not tag["at_least_one"] and tag["structures"][0]["schema"] == TOOLS[0]["input_schema"]
     await client.messages.create(**ASKED, messages=[USER], tools=TOOLS)
     assert "structural_tag" not in engine.seen("generate")[1]["sampling_params"]
+
+
+SWITCHED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""In the manner of Qwen 3's."""
+
+
+async def test_thoughts_are_switched_where_the_template_has_a_switch(serve, engine, tokenizer):
+    switched = copy(tokenizer)
+    switched.chat_template = SWITCHED
+    adapter, client = serve(tokenizer=switched)
+    engine.answer = lambda conversation: "<think>hm</think>said"
+    modes: list[anthropic.types.ThinkingConfigParam] = [
+        {"type": "enabled", "budget_tokens": 1024},
+        {"type": "disabled"},
+        {"type": "adaptive"},
+    ]
+    messages = [USER]
+    for mode, off in zip(modes, (False, True, False), strict=True):
+        asked = {"messages": messages, "thinking": mode}
+        count = await client.messages.count_tokens(model="m", **asked)
+        engine.answer = lambda conversation, off=off: "said" if off else "<think>hm</think>said"
+        answer = await client.messages.create(**ASKED, **asked)
+        assert [block.type for block in answer.content] == (["text"] if off else ["thinking", "text"])
+        prompt = engine.seen("generate")[-1]["input_ids"]
+        assert tokenizer.decode(prompt).endswith("assistant\n" + off * "<think>\n\n</think>\n\n")
+        assert count.input_tokens == len(prompt)
+        messages = [*messages, {"role": "assistant", "content": answer.content}, USER]
+    (sample,) = await adapter.finish_session("s", base_sample=Sample())
+    assert sample.metadata["round_number"] == 3
+
+
+async def test_thoughts_that_nothing_can_switch_are_refused_by_name(serve, engine):
+    _, plain = serve(reasoning_parser=None)
+    _, thinking = serve()
+    enabled = {"type": "enabled", "budget_tokens": 2000}
+    for client, mode, named in (
+        (plain, enabled, "thinking enabled: the chat template has no enable_thinking"),
+        (thinking, {**enabled, "budget_tokens": 10}, "thinking.budget_tokens 10"),
+        (thinking, {**enabled, "budget_tokens": True}, "thinking.budget_tokens True"),
+        (thinking, {**enabled, "display": "omitted"}, "thinking.display 'omitted'"),
+        (thinking, {"type": "between_tools"}, "thinking of type 'between_tools'"),
+        (thinking, {}, "not a request"),
+        (thinking, "enabled", "not a request"),
+    ):
+        with pytest.raises(anthropic.BadRequestError, match=named):
+            await client.messages.create(**ASKED, messages=[USER], extra_body={"thinking": mode})
+    assert not engine.seen("generate")
+    for client, mode in ((plain, {"type": "disabled"}), (plain, {"type": "adaptive"}), (thinking, enabled)):
+        await client.messages.create(**ASKED, messages=[USER], extra_body={"thinking": mode})
 
 
 @pytest.mark.parametrize("stream", [False, True])

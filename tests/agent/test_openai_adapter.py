@@ -414,6 +414,11 @@ async def test_brackets_without_end_are_no_request(serve, engine):
         ({"messages": [USER], "tools": STRICT, "response_format": {"type": "json_object"}}, 400),
         ({"messages": [USER], "tools": STRICT, "tool_choice": "auto", "response_format": FORMAT}, 400),
         ({"messages": [USER], "tools": [{**STRICT[0], "function": {"name": "f", "strict": "yes"}}]}, 400),
+        *(
+            ({"messages": [USER], "tools": [*STRICT, {**STRICT[0], "function": wrong}], **choice}, 400)
+            for wrong in ({"name": "g", "strict": "yes"}, {"name": 5})
+            for choice in ({}, {"tool_choice": "required"})
+        ),
         ({"messages": [USER], "logit_bias": {"5": 1}}, 400),
         ({"messages": [USER], "response_format": {"type": "regex"}}, 400),
         ({"messages": [USER], "response_format": {"type": "json_schema"}}, 400),

@@ -7,7 +7,6 @@ import pytest
 from pydantic import BaseModel
 
 from slime.agent.adapters import OpenAIAdapter
-from slime.agent.aiohttp_threaded import run_app_in_thread
 from slime.utils.types import Sample
 from tests.engines.fake import EOS
 
@@ -19,20 +18,10 @@ PARAMS = {"max_new_tokens": 200, "temperature": 1.0}
 
 
 @pytest.fixture
-async def served(engine, tokenizer):
+def served(serve_to):
     """An adapter with a session ``s`` that is open, and OpenAI's client of it."""
-    adapter = OpenAIAdapter(
-        tokenizer=tokenizer,
-        sglang_url=f"{engine.url}/generate",
-        tool_parser="hermes",
-        reasoning_parser="qwen3",
-    )
-    server = run_app_in_thread(adapter.app, runner_kwargs={"handler_cancellation": True})
-    adapter.open_session("s", sampling_defaults=PARAMS)
-    client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="s", max_retries=0)
-    yield adapter, client
-    await client.close()
-    server.stop(timeout=300)
+    adapter, url = serve_to(OpenAIAdapter)
+    return adapter, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="s", max_retries=0)
 
 
 def encoded(tokenizer, text):
@@ -242,6 +231,7 @@ async def test_what_cannot_be_done_is_refused_by_name(served, engine):
             {"tools": [{**TOOLS[0], "strict": True}], "text": {"format": {"type": "json_object"}}},
             "text.format",
         ),
+        ({"tools": [{**TOOLS[0], "strict": True}, {**TOOLS[0], "strict": "yes"}]}, "strict 'yes'"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls 'no'"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "type 'item_reference'"),
         ({"input": [image]}, "input_image"),

@@ -27,6 +27,8 @@ _ERRORS = {
 }
 _STATUSES = {503: 529}
 """What this API has instead of a status of HTTP."""
+_THINKING = {"enabled": True, "disabled": False, "adaptive": None}
+_LEAST_BUDGET = 1024
 _Message = dict[str, Any]
 
 
@@ -52,7 +54,7 @@ class AnthropicAdapter(BaseAdapter):
             self.open_session_of(sid)
             body = await body_of(request)
             single = is_set(body.get("tool_choice") or {}, "disable_parallel_tool_use", default=False)
-            asked = TurnRequest(sid, *_read(body, self._tool_parser), single)
+            asked = TurnRequest(sid, *_read(body, self._tool_parser), single, self._wants_thoughts(body))
             if body.get("stream"):
                 return await self._stream(request, body, asked)
             turn = await self.turn(asked)
@@ -79,13 +81,28 @@ class AnthropicAdapter(BaseAdapter):
         try:
             sid = _session_of(request)
             self.open_session_of(sid, takes_turn=False)
-            messages, tools, _ = _read(await body_of(request), self._tool_parser)
-            count = self.prompt_tokens(TurnRequest(sid, messages, tools, {}))
+            body = await body_of(request)
+            messages, tools, _ = _read(body, self._tool_parser)
+            count = self.prompt_tokens(
+                TurnRequest(sid, messages, tools, {}, thinks=self._wants_thoughts(body))
+            )
         except Refused as error:
             return _error(error.status, str(error))
         except UNREADABLE as error:
             return _error(400, f"not a request for a count of tokens: {error!r}")
         return web.json_response({"input_tokens": count})
+
+    def _wants_thoughts(self, body: Mapping[str, Any]) -> bool | None:
+        """What the chat template is told of thoughts.
+
+        Raises:
+            Refused: they are wanted of a model that has none, as far as its template and parser tell.
+        """
+        thinks = _thinking(body.get("thinking"))
+        if thinks and not (self._prompts.switches_thoughts or self._reasoning_parser):
+            none = "the chat template has no enable_thinking, and there is no reasoning parser"
+            raise Refused(400, f"thinking enabled: {none} (wanted: disabled or without)")
+        return thinks
 
 
 def _session_of(request: web.Request) -> str:
@@ -118,6 +135,19 @@ def _read(
     else:
         params |= strict_calls(tools, tool_parser, params, "a format")
     return messages, tools or None, params
+
+
+def _thinking(wanted: Mapping[str, Any] | None) -> bool | None:
+    """Whether a request has thoughts on or off. No engine counts them, so a budget bounds nothing."""
+    if wanted is None:
+        return None
+    if (kind := wanted["type"]) not in _THINKING:
+        raise Refused(400, f"thinking of type {kind!r} (wanted: {', '.join(_THINKING)})")
+    if wanted.get("display") not in (None, "summarized"):
+        raise Refused(400, f"thinking.display {wanted['display']!r} (wanted: summarized or without)")
+    if kind == "enabled" and (type(budget := wanted["budget_tokens"]) is not int or budget < _LEAST_BUDGET):
+        raise Refused(400, f"thinking.budget_tokens {budget!r} (wanted: {_LEAST_BUDGET} or more)")
+    return _THINKING[kind]
 
 
 def _function(tool: Mapping[str, Any]) -> dict[str, Any]:

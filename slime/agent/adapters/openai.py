@@ -13,7 +13,7 @@ from slime.agent.adapters.forced import is_set, strict_calls
 from slime.agent.adapters.growing import EventStream, body_of
 from slime.agent.adapters.openai_fields import (
     bearer,
-    check_names,
+    check_functions,
     described,
     error_response,
     forced,
@@ -133,7 +133,7 @@ def _read(
     params = {ours: body[name] for name, ours in OPENAI_PARAMS.items() if body.get(name) is not None}
     params |= _grammar(body.get("response_format"))
     tools = None if choice == "none" else body.get("tools")
-    check_names(tools or ())
+    check_functions(tools or ())
     if choice not in (None, "auto", "none"):
         name = None if choice == "required" else choice["function"]["name"]
         params |= forced(name, tools or (), tool_parser, params)

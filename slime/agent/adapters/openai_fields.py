@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from slime.agent.adapters.forced import forced_call
+from slime.agent.adapters.forced import forced_call, is_set
 from slime.agent.adapters.session import Refused
 
 Tool = dict[str, Any]
@@ -52,11 +52,19 @@ def forced(
     return forced_call(name, tools, tool_parser)
 
 
-def check_names(tools: Sequence[Tool]) -> None:
-    """Raises ValueError for a function whose name is no text."""
+def check_functions(tools: Sequence[Tool]) -> None:
+    """Looks at every function on offer, whether or not it is called for.
+
+    Raises:
+        ValueError: one has a name that is no text.
+        Refused: it is neither true nor false whether one is strict.
+    """
     for tool in tools:
-        if tool.get("type") == "function" and not isinstance(tool["function"]["name"], str):
+        if tool.get("type") != "function":
+            continue
+        if not isinstance(tool["function"]["name"], str):
             raise ValueError(f"a tool's function.name is {tool['function']['name']!r} (wanted: text)")
+        is_set(tool["function"], "strict", default=False)
 
 
 def with_arguments(call: Mapping[str, Any]) -> dict[str, Any]:

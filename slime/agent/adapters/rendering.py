@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -36,6 +37,13 @@ class Rendering:
         self._tokenizer, self._plain = tokenizer, PlainText(tokenizer)
         self._mark = secrets.token_hex(16)
         self._enough: dict[Hashable, int] = {}
+        self._options: Mapping[str, Any] = {}
+
+    def with_options(self, options: Mapping[str, Any]) -> "Rendering":
+        """Returns the same template, which is told this beside messages and tools."""
+        other = copy(self)
+        other._options, other._enough = options, {}
+        return other
 
     def tokens(self, messages: Messages, tools: Tools) -> list[int]:
         """The whole conversation.
@@ -105,6 +113,7 @@ class Rendering:
                 tools=self._plain.guarded_in(list(tools)) if tools else None,
                 tokenize=False,
                 add_generation_prompt=True,
+                **self._options,
             )
         except Exception as error:  # templates are programs of third parties, messages those of an agent
             raise Refused(400, f"the chat template fails on these messages: {error}") from error

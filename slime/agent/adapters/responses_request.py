@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime.agent.adapters.forced import is_set, strict_calls
-from slime.agent.adapters.openai_fields import Tool, check_names, forced, grammar, with_arguments
+from slime.agent.adapters.openai_fields import Tool, check_functions, forced, grammar, with_arguments
 from slime.agent.adapters.session import KeptResponse, Refused, reminder
 
 Message = dict[str, Any]
@@ -73,7 +73,7 @@ def read_request(
     instructions = body.get("instructions")
     choice = body.get("tool_choice")
     offered = [] if choice == "none" else [_function(tool) for tool in body.get("tools") or ()]
-    check_names(offered)
+    check_functions(offered)
     params = {ours: body[name] for name, ours in _PARAMS.items() if body.get(name) is not None}
     params |= _format(body.get("text") or {})
     params |= _calls(choice, offered, tool_parser, params)

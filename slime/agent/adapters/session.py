@@ -67,6 +67,7 @@ class TurnRequest(NamedTuple):
 
     Attributes:
         single_call: the answer may call one tool at most.
+        thinks: what the chat template is told of thoughts; None for what it does by itself.
     """
 
     sid: str
@@ -74,6 +75,7 @@ class TurnRequest(NamedTuple):
     tools: Sequence[Mapping[str, Any]] | None
     params: Mapping[str, Any]
     single_call: bool = False
+    thinks: bool | None = None
 
 
 class Prompt(NamedTuple):

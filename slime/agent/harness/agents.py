@@ -44,6 +44,7 @@ class ClaudeCodeHarness(BaseHarness):
             "CLAUDE_CONFIG_DIR": self.folder,
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "DISABLE_AUTOUPDATER": "1",
+            "MAX_THINKING_TOKENS": "0",  # the model's chat template says whether it thinks
             "IS_SANDBOX": "1",  # else it refuses to skip permissions as root
         }
 
