@@ -10,7 +10,7 @@ they are. Each of --max-workers threads holds one matrix.
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,7 +49,7 @@ class Fp8Recipe:
         return self._encoding(name, spec).encode(tensor) if is_converted(name, spec) else {name: tensor}
 
     def config(self, config: dict[str, Any], names: Iterable[tuple[str, Spec]]) -> dict[str, Any]:
-        return {**config, "quantization_config": self._described(kept_modules(names))}
+        return {**config, "quantization_config": self._described(kept_modules(names, is_converted))}
 
     def _described(self, kept: list[str]) -> dict[str, Any]:
         if self._strategy == "block":
@@ -84,7 +84,7 @@ def block_fp8(weight: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Tenso
     return fp8.quantize(weight, (block[0], block[1]), power_of_two=False)
 
 
-def kept_modules(names: Iterable[tuple[str, Spec]]) -> list[str]:
+def kept_modules(names: Iterable[tuple[str, Spec]], is_converted: Callable[[str, Spec], bool]) -> list[str]:
     """The modules that have matrices and keep them."""
     return [
         name.removesuffix(".weight")

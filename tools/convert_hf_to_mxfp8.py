@@ -3,8 +3,9 @@
     python tools/convert_hf_to_mxfp8.py --model-dir Qwen3-4B --save-dir Qwen3-4B-MXFP8
 
 Matrices of linear layers get float8 numbers (``weight``) and a power of two for each 32 inputs
-(``weight_scale_inv``, bytes); what ``convert_hf_to_fp8.py`` leaves alone is left alone here too. A matrix
-whose inputs are no multiple of 32 is refused, as SGLang refuses it.
+(``weight_scale_inv``, bytes); what ``convert_hf_to_fp8.py`` leaves alone is left alone here too, and so is
+``kv_b_proj`` of latent attention, of which SGLang would make float8 with one scale, group by group, with each
+load. A matrix whose inputs are no multiple of 32 is refused, as SGLang refuses it.
 """
 
 import argparse
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from slime.models.checkpoint import mxfp8
 from slime.models.checkpoint.encoding import Mxfp8Encoding
 from slime.models.checkpoint.safetensors_file import Spec
-from tools.convert_hf_to_fp8 import is_converted, kept_modules
+from tools import convert_hf_to_fp8
 from tools.rewrite_checkpoint import require_plain, rewrite
 
 
@@ -29,19 +30,23 @@ class Mxfp8Recipe:
 
     def specs(self, name: str, spec: Spec) -> dict[str, Spec]:
         """Raises ValueError if rows are not made up of whole groups."""
-        return _encoding(name, spec).specs() if is_converted(name, spec) else {name: spec}
+        return _encoding(name, spec).specs() if _is_converted(name, spec) else {name: spec}
 
     def convert(self, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         spec = (tensor.dtype, tuple(tensor.shape))
-        return _encoding(name, spec).encode(tensor) if is_converted(name, spec) else {name: tensor}
+        return _encoding(name, spec).encode(tensor) if _is_converted(name, spec) else {name: tensor}
 
     def config(self, config: dict[str, Any], names: Iterable[tuple[str, Spec]]) -> dict[str, Any]:
         described = {
             **{"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "mxfp8"},
             **{"scale_fmt": "ue8m0", "weight_block_size": list(mxfp8.BLOCK)},
-            "modules_to_not_convert": kept_modules(names),
+            "modules_to_not_convert": convert_hf_to_fp8.kept_modules(names, _is_converted),
         }
         return {**config, "quantization_config": described}
+
+
+def _is_converted(name: str, spec: Spec) -> bool:
+    return convert_hf_to_fp8.is_converted(name, spec) and not name.endswith(".kv_b_proj.weight")
 
 
 def _encoding(name: str, spec: Spec) -> Mxfp8Encoding:

@@ -253,6 +253,17 @@ def test_mxfp8_and_back(tmp_path, capsys):
     assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
+def test_mxfp8_leaves_alone_what_sglang_takes_apart(tmp_path):
+    tiny_family("deepseek_v3", tmp_path / "in", q_lora_rank=32, moe_intermediate_size=64)
+    assert MXFP8(words(tmp_path / "in", tmp_path / "out")) == 0
+    with WeightsReader(tmp_path / "out") as reader:
+        attention = "model.layers.0.self_attn"
+        of_layer = {name.split(".")[-2] for name in reader.quantized if name.startswith(attention)}
+    assert of_layer == {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"}
+    described = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
+    assert f"{attention}.kv_b_proj" in described["modules_to_not_convert"]
+
+
 def test_models_whose_experts_are_not_stored_so_are_refused(source, tmp_path, capsys):
     assert MXFP4(words(source[0], tmp_path / "out")) == 2
     assert "quant_method 'mxfp4' is not supported (wanted: that of gpt_oss alone" in capsys.readouterr().err
