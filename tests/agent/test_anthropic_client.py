@@ -109,6 +109,7 @@ async def test_the_string_that_ended_an_answer_is_told(served, engine):
         streamed = await events.get_final_message()
     for answer in (whole, streamed):
         assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", " two")
+        assert answer.content[-1].text == "one,"
 
 
 async def test_a_string_that_the_client_did_not_name_is_not_told(served, engine):
@@ -120,7 +121,7 @@ async def test_a_string_that_the_client_did_not_name_is_not_told(served, engine)
     engine.answer = lambda conversation: "<think>hm</think><tool_call>{]</tool_call> more"
     single: anthropic.types.ToolChoiceAutoParam = {"type": "auto", "disable_parallel_tool_use": True}
     unread = await client.messages.create(**ASKED, messages=[USER], tools=TOOLS, tool_choice=single)
-    assert own.content[-1].text == "one, two" and unread.content[-1].text == "<tool_call>{]</tool_call>"
+    assert own.content[-1].text == "one," and unread.content[-1].text == "<tool_call>{]</tool_call>"
     for answer in (own, unread):
         assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None)
 

@@ -593,6 +593,31 @@ async def test_a_turn_with_a_grammar_begins_anew_after_an_update(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("whose", ["request", "session"])
+async def test_an_agent_goes_on_with_an_answer_whose_stop_string_it_was_not_told(
+    serve, engine, tokenizer, stream, whose
+):
+    adapter, client = serve(session=False)
+    of_session = {"stop": ["\nObservation:"]} if whose == "session" else {}
+    adapter.open_session("t", sampling_defaults={"max_new_tokens": 100, **of_session})
+    client.headers["Authorization"] = "Bearer t"
+    engine.answer = lambda conversation: "done" if "42" in conversation else "Look it up.\nObservation: 7"
+    body = {"stream": stream, **({"stop": "\nObservation:"} if whose == "request" else {})}
+    told = said_in(await client.post(PATH, json={"messages": [USER], **body}), stream)
+    assert told == "Look it up."
+    messages = [USER, {"role": "assistant", "content": told}, {"role": "user", "content": "42"}]
+    assert said_in(await client.post(PATH, json={"messages": messages, **body}), stream) == "done"
+    (sample,) = await adapter.finish_session("t", base_sample=Sample())
+    made = tokenizer("Look it up.\nObservation:", add_special_tokens=False)["input_ids"]
+    last = tokenizer("done" + EOS, add_special_tokens=False)["input_ids"]
+    ids = sample.tokens[-sample.response_length :]
+    assert [t for t, mask in zip(ids, sample.loss_mask, strict=True) if mask] == made + last
+    assert sample.metadata["round_number"] == 2
+    wanted = tokenizer.decode(made) + EOS + "\n<|im_start|>user"
+    assert wanted in tokenizer.decode(sample.tokens)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_a_stop_string_that_an_update_cuts_in_two_ends_the_answer(
     serve, engine, tokenizer, running_clock, stream
 ):
@@ -605,7 +630,7 @@ async def test_a_stop_string_that_an_update_cuts_in_two_ends_the_answer(
     task = asyncio.create_task(client.post(PATH, json=body))
     await updates.update(2)
     updates.left = 100
-    assert said_in(await task, stream) == "aEND"
+    assert said_in(await task, stream) == "a"
     (sample,) = await adapter.finish_session("s", base_sample=Sample())
     assert sample.tokens[-len(made) :] == made and sample.status is Sample.Status.COMPLETED
     assert sample.version_spans == [("1", 2), ("2", len(made) - 2)]

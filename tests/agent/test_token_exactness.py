@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.agent.chat_templates import FAMILIES, tokenizer_of
 
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}]
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+STOP = "\nObservation:"
 WORDS = ("a", " b", "<think>", "</think>", CALL, "<tool_call>", "é", "<|im_end|>", "[INST]", "\n")
 TOKENIZERS = {family: tokenizer_of(family) for family in FAMILIES}
 
@@ -38,9 +40,16 @@ class Engine:
         reason = self.rng.choice(["stop", "stop", "length"])
         ids += [self.rng.choice(self.ends)] * (reason == "stop")
         log_probs = [-next(self.fresh) / 1024 for _ in ids]
-        self.records.append((list(body["input_ids"]), ids, log_probs))
+        end: dict[str, Any] = {"type": reason}
+        if (
+            reason == "length" and self.rng.random() < 0.5
+        ):  # or a stop string comes
+            ids += self.tokenizer(STOP, add_special_tokens=False)["input_ids"]
+            log_probs += [-next(self.fresh) / 1024 for _ in ids[len(log_probs) :]]
+            end = {"type": "stop", "matched": STOP}
         triples = [[p, i, None] for p, i in zip(log_probs, ids, strict=True)]
-        meta = {"output_token_logprobs": triples, "finish_reason": {"type": reason}, "weight_version": "1"}
+        self.records.append((list(body["input_ids"]), ids, log_probs))
+        meta = {"output_token_logprobs": triples, "finish_reason": end, "weight_version": "1"}
         return {"meta_info": meta}
 
 
@@ -77,7 +86,7 @@ async def held_conversation(seed, monkeypatch):
     adapter = OpenAIAdapter(
         tokenizer=tokenizer, sglang_url="", tool_parser="hermes", reasoning_parser=reasons
     )
-    adapter.open_session("s", sampling_defaults={"max_new_tokens": 50})
+    adapter.open_session("s", sampling_defaults={"max_new_tokens": 50, "stop": [STOP]})
     histories = [[{"role": "user", "content": "q"}]]
     for _ in range(rng.randint(2, 9)):
         messages = next_request(rng, histories)

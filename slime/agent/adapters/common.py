@@ -17,6 +17,7 @@ from slime.agent.adapters.open_sessions import OpenSessions
 from slime.agent.adapters.prompts import Prompts
 from slime.agent.adapters.rendering import Tools
 from slime.agent.adapters.session import Prompt, Refused, Session, Turn, TurnRequest, sampling_of_turn
+from slime.agent.adapters.stops import untold_stops, without_stop
 from slime.agent.parsing import ParsedModelOutput, check_parsers, parse_model_output, thoughts_are_open
 from slime.agent.trajectory import TurnRecord, flatten_content
 from slime.backends.embedded_engine.grammar.wanted import FIELDS as GRAMMARS
@@ -95,10 +96,12 @@ class BaseAdapter(OpenSessions):
     ) -> Turn:
         prompt = self._prompts.of(asked)
         body = self._request(session, asked, prompt.ids, top_log_probs)
+        stops = untold_stops(body["sampling_params"], self._ends_with_call(asked))
         growing = GrowingAnswer(
             self._tokenizer,
             calls=bool(self._tool_parser and asked.tools),
             reasons=self._reasoning_parser is not None,
+            stops=stops,
         )
 
         async def tell(triples: list[Any]) -> None:
@@ -112,7 +115,7 @@ class BaseAdapter(OpenSessions):
             tell if follow else None,
             end=self._tokenizer.eos_token_id,
             text_of=self.text_of,
-            goes_on=(lambda ids: not reads(ids).has_whole_call) if asked.single_call else None,
+            goes_on=(lambda ids: not reads(self.text_of(ids)).has_whole_call) if asked.single_call else None,
         )
         meta = answer["meta_info"]
         reason = (meta.get("finish_reason") or {}).get("type", "stop")
@@ -127,7 +130,7 @@ class BaseAdapter(OpenSessions):
             output_log_probs=[triple[0] for triple in triples],
             meta_info=meta,
         )
-        parsed = reads(record.output_ids)
+        parsed = reads(without_stop(record.output_ids, meta, stops, self.text_of))
         record.ill_formed = parsed.ill_formed
         if follow and any(new := growing.rest(parsed)):
             await follow(*new)
@@ -149,7 +152,7 @@ class BaseAdapter(OpenSessions):
     ) -> dict[str, Any]:
         """What the engine is asked."""
         sampling = sampling_of_turn(session, asked.params, len(prompt))
-        if asked.single_call and asked.tools and self._tool_parser:
+        if self._ends_with_call(asked):
             sampling = ended_by_call(sampling)
         body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
         body |= asks_for_nuclei(sampling)
@@ -160,15 +163,18 @@ class BaseAdapter(OpenSessions):
             body["require_reasoning"] = True
         return body
 
+    def _ends_with_call(self, asked: TurnRequest) -> bool:
+        return bool(asked.single_call and asked.tools and self._tool_parser)
+
     def _thinks(self, prompt: Sequence[int]) -> bool:
         """Whether an answer begins in thoughts, which the template has opened."""
         if self._reasoning_parser is None:
             return False
         return thoughts_are_open(self._tokenizer.decode(prompt[-_TAIL:]))
 
-    def _parsed(self, tools: Tools, thinks: bool, ids: Sequence[int]) -> ParsedModelOutput:
+    def _parsed(self, tools: Tools, thinks: bool, text: str) -> ParsedModelOutput:
         return parse_model_output(
-            self.text_of(ids),
+            text,
             tools_schema=tools,
             tool_parser_name=self._tool_parser,
             reasoning_parser_name=self._reasoning_parser,

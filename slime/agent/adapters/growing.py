@@ -11,6 +11,7 @@ from aiohttp import web
 from transformers import PreTrainedTokenizerBase
 
 from slime.agent.adapters.session import Refused
+from slime.agent.adapters.stops import until_any
 from slime.agent.parsing import ParsedModelOutput
 from slime.backends.embedded_engine.tokenizer import GrowingText
 from slime.utils.http_utils import HttpStatusError
@@ -26,12 +27,14 @@ _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 class GrowingAnswer:
     """What can be told of an answer that is not whole: no part of it is taken back later.
 
-    Held back are the beginning of what may be a call of a tool and everything from there on, spaces at the
-    end, and with a reasoning parser everything until the thoughts are closed.
+    Held back are the beginning of what may be a call of a tool or a stop string and everything from there on,
+    spaces at the end, and with a reasoning parser everything until the thoughts are closed.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, calls: bool, reasons: bool) -> None:
-        self._calls, self._reasons = calls, reasons
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, calls: bool, reasons: bool, stops: Sequence[str] = ()
+    ) -> None:
+        self._calls, self._reasons, self._stops = calls, reasons, stops
         self._reasoning = self._text = ""
         self._end, self._ids = tokenizer.eos_token_id, list[int]()
         self._decoded = GrowingText(tokenizer, skip_special_tokens=False)
@@ -44,6 +47,7 @@ class GrowingAnswer:
         self._ids += [triple[1] for triple in triples[len(self._ids) :]]
         ended = bool(self._ids) and self._ids[-1] == self._end
         written = self._decoded.update(self._ids[:-1] if ended else self._ids)
+        written = until_any(written, self._stops)
         reasoning = ""
         if self._reasons:
             thought, closed, written = written.partition(_THOUGHT_CLOSES)
@@ -65,10 +69,7 @@ class GrowingAnswer:
         return found
 
     def _certain(self, text: str) -> str:
-        if self._calls:
-            text = text.partition(_CALL)[0]
-            begun = next((n for n in range(len(_CALL) - 1, 0, -1) if text.endswith(_CALL[:n])), 0)
-            text = text[: len(text) - begun]
+        text = until_any(text, [_CALL] if self._calls else [])
         return text.rstrip().rstrip(_HALF_A_CHARACTER)
 
 
