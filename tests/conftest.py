@@ -6,6 +6,7 @@ runs are left out, since Ray would not declare logical GPUs there. ``pytest -m g
 
 import gc
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -52,10 +53,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("cluster")
 
 
-def pytest_collection_finish() -> None:
-    """Lets the garbage collector pass over what was imported and collected: most of what it would look at."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Lets the garbage collector pass over what is imported and collected: most of what it would look at."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -25,10 +25,11 @@ from slime.processes.forked import (
 
 ROOT = Path(__file__).parents[2]
 REPORT = """
-import json, os, random, sys
+import gc, json, os, random, sys
 json.dump({
     "argv": sys.argv, "env": dict(os.environ), "cwd": os.getcwd(), "path": sys.path[0],
     "name": __name__, "imported": "wave" in sys.modules, "random": random.random(),
+    "collects": gc.isenabled(), "passed over": gc.get_freeze_count(),
     "session": os.getsid(0) == os.getpid(), "main": sys.modules["__main__"].__file__,
     "numpy": sys.modules["numpy"].random.random() if "numpy" in sys.modules else None,
     "files": sorted(int(name) for name in os.listdir("/proc/self/fd")),
@@ -64,7 +65,7 @@ def test_a_script_finds_what_an_interpreter_would_give_it(server, tmp_path: Path
     assert found["env"] == env and found["cwd"] == "/" and found["path"] == str(tmp_path)
     assert found["files"] == [0, 1, 2, 3]  # the last one lists them
     assert found["name"] == "__main__" and found["main"] == str(tmp_path / "report.py")
-    assert found["session"]
+    assert found["session"] and found["collects"] and found["passed over"] > 1000
 
 
 def test_what_was_preloaded_is_there_and_chance_is_not_repeated(server, tmp_path: Path) -> None:
