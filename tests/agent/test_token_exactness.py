@@ -41,9 +41,7 @@ class Engine:
         ids += [self.rng.choice(self.ends)] * (reason == "stop")
         log_probs = [-next(self.fresh) / 1024 for _ in ids]
         end: dict[str, Any] = {"type": reason}
-        if (
-            reason == "length" and self.rng.random() < 0.5
-        ):  # or a stop string comes
+        if reason == "length" and self.rng.random() < 0.5:  # or a stop string comes
             ids += self.tokenizer(STOP, add_special_tokens=False)["input_ids"]
             log_probs += [-next(self.fresh) / 1024 for _ in ids[len(log_probs) :]]
             end = {"type": "stop", "matched": STOP}
