@@ -60,11 +60,12 @@ MODULES = {
     "log_probs": ["--rows", "8", "--repeats", "1"],
     "moe_dispatch": ["--cases", "8 experts", "--repeats", "1"],
     "random_syncs": ["--syncs", "50"],
+    "simulate": ["--histories", "100", "--bugs", "0"],
 }
 CLUSTER = ("against_trl", "fully_async", "grpo_step", "gpu_loop", "startup")
 NIGHTLY = (
     *(*CLUSTER, "convert_30b", "rollout_driver", "router", "data_loading"),
-    *("in_flight", "generic_executor", "hf_load", "random_syncs", "adapter_turns"),
+    *("in_flight", "generic_executor", "hf_load", "random_syncs", "simulate", "adapter_turns"),
 )
 # Seconds of their time are imports.
 FORKED = (

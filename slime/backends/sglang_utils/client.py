@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 600.0
 FLUSH_TIMEOUT_S = 60.0
+INFO_TIMEOUT_S = 60.0  # it needs no scheduler: an engine that is busy answers at once
 _LEAST_TIMEOUT_S = 1.0
 DEFAULT_GROUP = "weight_update_group"
 ERROR_BODY_CHARACTERS = 2000
@@ -154,7 +155,8 @@ class EngineClient:
         return 200
 
     def model_info(self) -> dict[str, Any]:
-        return self.request("GET", "/model_info")
+        """What it serves, asked with a short deadline: whoever waits for several engines has one, too."""
+        return self.request("GET", "/model_info", timeout=min(self.timeout, INFO_TIMEOUT_S))
 
     def weight_version(self) -> str:
         """The version of the weights being served; "default" before the first update."""

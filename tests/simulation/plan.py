@@ -1,0 +1,134 @@
+"""What a seed decides beforehand: the layout of a run, its flags, and which faults it will meet."""
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slime.config.served_models import ServedModelConfig, ServerGroupConfig
+from tests.run_args import run_args
+
+FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
+DEFAULT = "slime.rollout.sglang_rollout.generate_rollout"
+ROUTER = ("router", 3000)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One history.
+
+    Attributes:
+        faults: virtual seconds on average between two faults of engines; None without.
+        silent: one engine stops to answer, of several that tolerate it, and nothing else goes wrong.
+        strikes: how likely an engine is hit while weights are sent.
+        crash_after: virtual seconds after which the whole run is killed, to be resumed; None for never.
+        token: virtual seconds on average that an engine computes one.
+        pieces: parts in which weights come to an engine.
+    """
+
+    seed: int
+    asynchronous: bool
+    fully_async: bool
+    partial: bool
+    tolerant: bool
+    engines: int
+    ranks: int
+    rollouts: int
+    batch: int
+    interval: int
+    max_staleness: int | None
+    pause_mode: str
+    filters: bool
+    faults: float | None
+    strikes: float
+    loss: float
+    delay: float
+    crash_after: float | None
+    pieces: int
+    longest_answer: int
+    token: float
+    concurrency: int
+    silent: bool = False
+
+
+def draw(seed: int) -> Plan:
+    """The plan of a seed."""
+    rng = random.Random(f"plan {seed}")
+    fully, asynchronous = rng.random() < 0.6, rng.random() < 0.6
+    troubled = rng.random() < 0.75
+    tolerant = rng.random() < 0.8
+    plan = Plan(
+        seed=seed,
+        asynchronous=asynchronous,
+        fully_async=fully,
+        partial=rng.random() < 0.5,
+        tolerant=tolerant,
+        engines=rng.choice((1, 2, 2, 3, 4)),
+        ranks=rng.choice((1, 1, 2)),
+        rollouts=rng.randint(2, 6),
+        batch=rng.randint(1, 3),
+        interval=rng.choice((1, 1, 2)) if asynchronous else 1,
+        max_staleness=rng.choice((None, None, 1, 2, 2, 3)) if fully else None,
+        pause_mode=rng.choice(("abort", "abort", "in_place")) if fully else "abort",
+        filters=rng.random() < 0.3,
+        faults=rng.choice((10.0, 30.0, 100.0)) if troubled and rng.random() < 0.7 else None,
+        strikes=rng.choice((0.0, 0.3, 0.6)) if troubled else 0.0,
+        loss=rng.choice((0.0, 0.0, 0.003)) if troubled else 0.0,
+        delay=rng.choice((0.0, 0.0, 0.003)),
+        crash_after=rng.uniform(20.0, 120.0) if troubled and rng.random() < 0.3 else None,
+        pieces=rng.randint(1, 3),
+        longest_answer=rng.choice((5, 20, 40)),
+        token=rng.choice((0.03, 0.2, 0.6)),
+        concurrency=rng.choice((1, 2, 4, 8)),
+    )
+    return _silenced(plan) if rng.random() < 0.1 else plan
+
+
+def _silenced(plan: Plan) -> Plan:
+    quiet = dict(strikes=0.0, loss=0.0, delay=0.0, crash_after=None)
+    return replace(plan, silent=True, tolerant=True, engines=max(plan.engines, 2), faults=15.0, **quiet)
+
+
+def args_of(plan: Plan) -> Any:
+    """The flags of its run."""
+    group = ServerGroupConfig("regular", num_gpus=plan.engines, num_gpus_per_engine=1)
+    served = ServedModelConfig("default", None, True, 1, [group])
+    return run_args(
+        served_models=[served],
+        rollout_num_engines=plan.engines,
+        rollout_num_gpus=plan.engines,
+        actor_num_gpus_per_node=plan.ranks,
+        synced_checkpoint=None,
+        rollout_function_path=FULLY_ASYNC if plan.fully_async else DEFAULT,
+        data_source_path="tests.simulation.hooks.WatchedSource",
+        custom_rm_path="tests.simulation.hooks.reward",
+        dynamic_sampling_filter_path="tests.simulation.hooks.keeps" if plan.filters else None,
+        partial_rollout=plan.partial and not plan.fully_async,
+        max_staleness=plan.max_staleness,
+        pause_generation_mode=plan.pause_mode,
+        update_weights_interval=plan.interval,
+        update_weight_buffer_size=4,
+        num_rollout=plan.rollouts,
+        rollout_batch_size=plan.batch,
+        over_sampling_batch_size=plan.batch + plan.seed % 2,
+        n_samples_per_prompt=2,
+        global_batch_size=2 * plan.batch,
+        rollout_max_response_len=100,
+        sglang_server_concurrency=plan.concurrency,
+        use_fault_tolerance=plan.tolerant,
+        rollout_health_check_interval=5.0,
+        rollout_health_check_timeout=4.0,
+        rollout_engine_hang_timeout=100.0,
+        rollout_timeout=1000.0,
+        train_timeout=3000.0,
+        cluster_timeout=120.0,
+        engine_startup_timeout=200.0,
+        distributed_timeout_minutes=2,
+        check_served_policy=False,
+        save="disk",
+        load="disk",
+        save_interval=1,
+        start_rollout_id=None,
+        sglang_router_ip=ROUTER[0],
+        sglang_router_port=ROUTER[1],
+        sglang_model_routers={"default": ROUTER},
+    )
