@@ -148,6 +148,41 @@ async def test_what_is_asked_of_an_answer_reaches_the_engine(served, engine):
     )
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probs_are_those_of_the_text_that_the_engine_made(served, engine, tokenizer, stream):
+    _, client = served
+    engine.answer = lambda conversation: "<think>hm</think>said so"
+    answer_with = engine._answer_with
+
+    def with_others(ids, reason, body):
+        answer = answer_with(ids, reason, body)
+        others = [[[-0.25, token, None], [-2.0, 65, None]] for token in ids]
+        answer["meta_info"]["output_token_logprobs"] = [[-at / 8, t, None] for at, t in enumerate(ids)]
+        return answer | {"meta_info": answer["meta_info"] | {"output_top_logprobs": others}}
+
+    engine._answer_with = with_others
+    asked = {"model": "m", "input": "q", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    if stream:
+        events = [event async for event in await client.responses.create(**asked, stream=True)]
+        made = events[-1].response
+        (done,) = (event for event in events if event.type == "response.output_text.done")
+    else:
+        made = await client.responses.create(**asked)
+        done = made.output[1].content[0]
+    thought, text = encoded(tokenizer, "<think>hm</think>"), encoded(tokenizer, "said so" + EOS)
+    told = made.output[1].content[0].logprobs
+    assert [one.token for one in told] == [tokenizer.decode([token]) for token in text]
+    assert [one.logprob for one in told] == [-at / 8 for at in range(len(thought), len(thought + text))]
+    assert all(bytes(one.bytes).decode() == one.token for one in told)
+    other = tokenizer.decode([65])
+    assert all([(top.token, top.logprob) for top in one.top_logprobs][1:] == [(other, -2.0)] for one in told)
+    assert [(one.token, one.logprob) for one in done.logprobs] == [(one.token, one.logprob) for one in told]
+    assert engine.seen("generate")[0]["top_logprobs_num"] == made.top_logprobs == 2
+    engine._answer_with = answer_with
+    plain = await client.responses.create(model="m", input="q")
+    assert plain.output[1].content[0].logprobs == [] and "top_logprobs_num" not in engine.seen("generate")[1]
+
+
 async def test_responses_are_kept_by_the_session_and_not_without_end(served, engine, monkeypatch):
     monkeypatch.setattr("slime.agent.adapters.responses._KEPT", 2)
     adapter, client = served
@@ -215,10 +250,11 @@ async def test_what_cannot_be_done_is_refused_by_name(served, engine):
     image = {"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}
     for body, named in (
         ({"background": True}, "background True"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"include": ["message.input_image.image_url"]}, "include 'message.input_image.image_url'"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),
         ({"truncation": "auto"}, "truncation 'auto'"),
-        ({"top_logprobs": 3}, "top_logprobs 3"),
+        ({"top_logprobs": 3}, "top_logprobs 3 without include"),
+        ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs 21"),
         ({"max_tool_calls": 3}, "max_tool_calls"),
         ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),

@@ -18,13 +18,14 @@ from slime.agent.adapters.openai_fields import (
     error_response,
     forced,
     grammar,
+    log_probs_of,
     session_of,
+    top_log_probs,
     with_arguments,
 )
 from slime.agent.adapters.responses import Responses
 from slime.agent.adapters.session import OPENAI_PARAMS, TurnRequest
 
-_MAX_TOP_LOG_PROBS = 20
 # Would change the answer, and there is no way to heed them.
 _REFUSED = ("logit_bias", "functions", "function_call", "audio", "prediction", "web_search_options")
 
@@ -38,7 +39,7 @@ class OpenAIAdapter(BaseAdapter):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.app.router.add_post("/v1/chat/completions", self._complete)
-        responses = Responses(self, self._tool_parser)
+        responses = Responses(self, self._tool_parser, self._tokenizer.decode)
         self.app.router.add_post("/v1/responses", responses.answer)
         self.app.router.add_get("/v1/responses/{id}", responses.get)
         self.app.router.add_delete("/v1/responses/{id}", responses.delete)
@@ -106,16 +107,7 @@ class OpenAIAdapter(BaseAdapter):
 
     def _log_probs(self, turn: Turn) -> dict[str, Any]:
         """Returns the log-probs of the sampled tokens, the one that ends the answer included."""
-        tops = turn.top_log_probs or [[] for _ in turn.log_probs]
-        content = [
-            {**self._log_prob(*pair), "top_logprobs": [self._log_prob(*other) for other in top]}
-            for pair, top in zip(turn.log_probs, tops, strict=True)
-        ]
-        return {"content": content, "refusal": None}
-
-    def _log_prob(self, log_prob: float, token: int) -> dict[str, Any]:
-        text = self._tokenizer.decode([token])
-        return {"token": text, "logprob": log_prob, "bytes": list(text.encode())}
+        return {"content": log_probs_of(turn, self._tokenizer.decode), "refusal": None}
 
 
 def _read(
@@ -150,12 +142,7 @@ def _grammar(wanted: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def _top_log_probs(body: Mapping[str, Any]) -> int:
-    number = body.get("top_logprobs") or 0
-    if not isinstance(number, int) or not 0 <= number <= _MAX_TOP_LOG_PROBS:
-        raise ValueError(f"top_logprobs {number!r} (wanted: 0 to {_MAX_TOP_LOG_PROBS})")
-    if number and not body.get("logprobs"):
-        raise ValueError("top_logprobs without logprobs (wanted: both)")
-    return number
+    return top_log_probs(body, bool(body.get("logprobs")), "logprobs")
 
 
 def _as_templates_have_it(message: dict[str, Any]) -> dict[str, Any]:

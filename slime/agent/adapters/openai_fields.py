@@ -1,15 +1,16 @@
 """What OpenAI's two APIs have in common: whose session it is, tools, formats of answers and errors."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
 from slime.agent.adapters.forced import forced_call, is_set
-from slime.agent.adapters.session import Refused
+from slime.agent.adapters.session import Refused, Turn
 
 Tool = dict[str, Any]
+_MAX_TOP_LOG_PROBS = 20
 
 
 def session_of(request: web.Request, body: Mapping[str, Any]) -> str:
@@ -50,6 +51,37 @@ def forced(
     if "json_schema" in params:
         raise Refused(400, "tool_choice: a forced call beside a format of the answer (wanted: one of them)")
     return forced_call(name, tools, tool_parser)
+
+
+def top_log_probs(body: Mapping[str, Any], told: bool, by: str) -> int:
+    """How many tokens' log-probs a request wants in the place of each.
+
+    Args:
+        told: the request wants log-probs at all, which ``by`` says.
+
+    Raises:
+        ValueError: it is no such number, or no log-probs are wanted beside it.
+    """
+    number = body.get("top_logprobs") or 0
+    if not isinstance(number, int) or not 0 <= number <= _MAX_TOP_LOG_PROBS:
+        raise ValueError(f"top_logprobs {number!r} (wanted: 0 to {_MAX_TOP_LOG_PROBS})")
+    if number and not told:
+        raise ValueError(f"top_logprobs {number} without {by} (wanted: both)")
+    return number
+
+
+def log_probs_of(turn: Turn, decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
+    """The log-prob of each token of an answer, and of others in its place if they were asked for."""
+
+    def told(log_prob: float, token: int) -> dict[str, Any]:
+        text = decode([token])
+        return {"token": text, "logprob": log_prob, "bytes": list(text.encode())}
+
+    tops = turn.top_log_probs or [[] for _ in turn.log_probs]
+    return [
+        {**told(*pair), "top_logprobs": [told(*other) for other in top]}
+        for pair, top in zip(turn.log_probs, tops, strict=True)
+    ]
 
 
 def check_functions(tools: Sequence[Tool]) -> None:

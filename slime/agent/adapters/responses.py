@@ -4,14 +4,14 @@ import json
 import time
 import uuid
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
 from slime.agent.adapters.common import UNREADABLE, BaseAdapter
 from slime.agent.adapters.growing import EventStream, body_of
-from slime.agent.adapters.openai_fields import bearer, described, error_response, session_of
+from slime.agent.adapters.openai_fields import bearer, described, error_response, log_probs_of, session_of
 from slime.agent.adapters.responses_request import ResponseRequest, read_request
 from slime.agent.adapters.session import KeptResponse, Refused, Session, Turn, TurnRequest
 
@@ -20,7 +20,7 @@ _KEPT = 256
 _ECHOED: dict[str, Any] = {
     **{"instructions": None, "max_output_tokens": None, "metadata": {}, "parallel_tool_calls": True},
     **{"previous_response_id": None, "store": True, "temperature": None, "tool_choice": "auto"},
-    **{"tools": [], "top_p": None, "text": {"format": {"type": "text"}}, "user": None},
+    **{"tools": [], "top_p": None, "text": {"format": {"type": "text"}}, "user": None, "top_logprobs": 0},
 }
 Item = dict[str, Any]
 
@@ -32,8 +32,10 @@ class Responses:
     last 256 of each session.
     """
 
-    def __init__(self, adapter: BaseAdapter, tool_parser: str | None) -> None:
-        self._adapter, self._tool_parser = adapter, tool_parser
+    def __init__(
+        self, adapter: BaseAdapter, tool_parser: str | None, decode: Callable[[list[int]], str]
+    ) -> None:
+        self._adapter, self._tool_parser, self._decode = adapter, tool_parser, decode
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answers a request.
@@ -52,13 +54,13 @@ class Responses:
             response = _begun(body)
             if body.get("stream"):
                 return await self._stream(request, session, wanted, asked, response)
-            turn = await self._adapter.turn(asked)
+            turn = await self._adapter.turn(asked, top_log_probs=wanted.top_log_probs)
         except Refused as error:
             return error_response(error.status, str(error))
         except UNREADABLE as error:
             return error_response(400, f"not a request for a response: {error!r}")
         reply = self._adapter.reply_message(turn.output)
-        response |= {"output": _items(reply)} | self._end(turn)
+        response |= {"output": _items(reply, self._log_probs(wanted, turn))} | self._end(turn)
         _keep(session, wanted, reply, response)
         return web.json_response(response)
 
@@ -102,13 +104,14 @@ class Responses:
         """Thoughts and text as they grow; calls of tools, known only at the end, each in one piece."""
         events = _Events(EventStream(request), response)
         try:
-            turn = await self._adapter.turn(asked, follow=events.follow)
+            turn = await self._adapter.turn(asked, events.follow, wanted.top_log_probs)
         except Refused as error:
             if not events.begun:
                 raise
             told = {"code": "server_error", "message": described(error.status, str(error))["message"]}
             return await events.end("failed", {"status": "failed", "error": told})
         reply, ended = self._adapter.reply_message(turn.output), self._end(turn)
+        events.log_probs = self._log_probs(wanted, turn)
         await events.rest(_items(reply))
         _keep(session, wanted, reply, response | ended)  # before the agent knows that it is there
         return await events.end(ended["status"], ended)
@@ -127,6 +130,10 @@ class Responses:
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "usage": usage,
         }
+
+    def _log_probs(self, wanted: ResponseRequest, turn: Turn) -> list[Item]:
+        """Returns what is told of all tokens behind the thoughts, those of calls and of the answer's end too."""
+        return log_probs_of(turn, self._decode)[self._thought_tokens(turn) :] if wanted.log_probs else []
 
     def _thought_tokens(self, turn: Turn) -> int:
         """Tokens up to the one that closes the thoughts."""
@@ -155,17 +162,19 @@ def _begun(body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _items(reply: Mapping[str, Any]) -> list[Item]:
+def _items(reply: Mapping[str, Any], log_probs: Sequence[Item] = ()) -> list[Item]:
     """The items of an answer."""
     calls = [_call(call) for call in reply.get("tool_calls", ())]
     items = [_said("reasoning", reply["reasoning_content"])] if reply.get("reasoning_content") else []
-    items += [_said("message", reply["content"])] if reply["content"] or not calls else []
+    items += (
+        [_said("message", reply["content"], log_probs=log_probs)] if reply["content"] or not calls else []
+    )
     return items + calls
 
 
-def _said(kind: str, text: str, status: str = "completed") -> Item:
+def _said(kind: str, text: str, status: str = "completed", log_probs: Sequence[Item] = ()) -> Item:
     """Thoughts or text; without any that is told, they only begin."""
-    part = _part(kind, text)
+    part = _part(kind, text, log_probs)
     identity = f"{'rs' if kind == 'reasoning' else 'msg'}_{uuid.uuid4().hex}"
     item = {
         "type": kind,
@@ -177,10 +186,10 @@ def _said(kind: str, text: str, status: str = "completed") -> Item:
     return item | more
 
 
-def _part(kind: str, text: str) -> Item:
+def _part(kind: str, text: str, log_probs: Sequence[Item] = ()) -> Item:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(log_probs)}
 
 
 def _call(call: Mapping[str, Any]) -> Item:
@@ -192,13 +201,18 @@ def _call(call: Mapping[str, Any]) -> Item:
 
 
 class _Events:
-    """The events of a response: its items are opened, added to and closed one after the other."""
+    """The events of a response: its items are opened, added to and closed one after the other.
+
+    Attributes:
+        log_probs: what is told of the text's at its end, where all are known.
+    """
 
     def __init__(self, stream: EventStream, response: dict[str, Any]) -> None:
         self._stream, self._response = stream, response
         self._number, self._kind = 0, ""
         self._item: Item = {}
         self._text = ""
+        self.log_probs: list[Item] = []
 
     @property
     def begun(self) -> bool:
@@ -255,8 +269,8 @@ class _Events:
     async def _close(self) -> None:
         if not self._kind:
             return
-        name, more = _named(self._kind)
-        part = _part(self._kind, self._text)
+        name, more = _named(self._kind, self.log_probs)
+        part = _part(self._kind, self._text, self.log_probs)
         await self._send(f"response.{name}.done", **self._place, content_index=0, text=self._text, **more)
         await self._send("response.content_part.done", **self._place, content_index=0, part=part)
         await self._done(self._item | {"status": "completed", "content": [part]})
@@ -277,6 +291,13 @@ class _Events:
         self._response["output"] = [*self._response["output"], item]
 
 
-def _named(kind: str) -> tuple[str, dict[str, Any]]:
-    """What events of a kind of text are called, and what else they have."""
-    return ("reasoning_text", {}) if kind == "reasoning" else ("output_text", {"logprobs": []})
+def _named(kind: str, log_probs: Sequence[Item] = ()) -> tuple[str, dict[str, Any]]:
+    """What events of a kind of text are called, and what else they have: log-probs without bytes."""
+    if kind == "reasoning":
+        return "reasoning_text", {}
+    return "output_text", {"logprobs": [_without_bytes(one) for one in log_probs]}
+
+
+def _without_bytes(told: Mapping[str, Any]) -> Item:
+    tops = [{name: top[name] for name in ("token", "logprob")} for top in told["top_logprobs"]]
+    return {"token": told["token"], "logprob": told["logprob"], "top_logprobs": tops}

@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime.agent.adapters.forced import is_set, strict_calls
-from slime.agent.adapters.openai_fields import Tool, check_functions, forced, grammar, with_arguments
+from slime.agent.adapters.openai_fields import (
+    Tool,
+    check_functions,
+    forced,
+    grammar,
+    top_log_probs,
+    with_arguments,
+)
 from slime.agent.adapters.session import KeptResponse, Refused, reminder
 
 Message = dict[str, Any]
@@ -16,17 +23,16 @@ _PARAMS = {
 }
 _READ = frozenset({"model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text"})
 _READ |= {"stream", "store", "previous_response_id", "metadata", "user", *_PARAMS}
+_READ |= {"include", "top_logprobs"}
+_LOG_PROBS = "message.output_text.logprobs"
+_INCLUDED = ("reasoning.encrypted_content", _LOG_PROBS)
 # Say whose request it is, to those who count or cache them: they change no answer.
 _LABELS = frozenset({"prompt_cache_key", "safety_identifier", "client_metadata"})
 # Change nothing with these values; there is no way to heed others. Thoughts are told in plain text, and read
 # from the items that come back.
 _ONLY: dict[str, tuple[Any, ...]] = {
     **{"truncation": ("disabled",), "background": (False,), "service_tier": ("auto", "default")},
-    **{
-        "include": ([], ["reasoning.encrypted_content"]),
-        "top_logprobs": (0,),
-        "reasoning": ({}, {"effort": None, "summary": None}),
-    },
+    "reasoning": ({}, {"effort": None, "summary": None}),
     "stream_options": ({}, {"include_obfuscation": False}),
 }
 
@@ -46,6 +52,8 @@ class ResponseRequest:
     params: dict[str, Any] = field(default_factory=dict)
     single_call: bool = False
     store: bool = True
+    log_probs: bool = False
+    top_log_probs: int = 0
 
     @property
     def messages(self) -> list[Message]:
@@ -84,6 +92,8 @@ def read_request(
         params,
         single_call=not is_set(body, "parallel_tool_calls", default=True),
         store=is_set(body, "store", default=True),
+        log_probs=(told := _LOG_PROBS in _included(body)),
+        top_log_probs=top_log_probs(body, told, f"include {_LOG_PROBS}"),
     )
 
 
@@ -95,6 +105,14 @@ def _check_fields(body: Mapping[str, Any]) -> None:
             raise Refused(400, f"{name}: not supported (wanted: without)")
         if value not in _ONLY[name]:
             raise Refused(400, f"{name} {value!r}: not supported (wanted: {_ONLY[name][0]!r} or without)")
+
+
+def _included(body: Mapping[str, Any]) -> Sequence[str]:
+    included = body.get("include") or []
+    for name in included:
+        if name not in _INCLUDED:
+            raise Refused(400, f"include {name!r}: not supported (wanted: {' or '.join(_INCLUDED)})")
+    return included
 
 
 def _earlier(identity: Any, kept: Mapping[str, KeptResponse]) -> Sequence[Message]:
