@@ -132,7 +132,7 @@ class Responses:
         }
 
     def _log_probs(self, wanted: ResponseRequest, turn: Turn) -> list[Item]:
-        """Returns what is told of all tokens behind the thoughts, those of calls and of the answer's end too."""
+        """Returns those of all tokens behind the thoughts, calls and the answer's end among them."""
         return log_probs_of(turn, self._decode)[self._thought_tokens(turn) :] if wanted.log_probs else []
 
     def _thought_tokens(self, turn: Turn) -> int:
