@@ -40,11 +40,16 @@ def _poisoned(case, value):
     return case
 
 
+@pytest.fixture(scope="module")
+def cases():
+    """Random cases and their steps, which are compared with those of every poison."""
+    return [(case, train(case)) for case in map(random_case, range(60))]
+
+
 @pytest.mark.parametrize("value", EXTREMES)
-def test_losses_metrics_and_gradients_do_not_see_masked_tokens(value):
-    for seed in range(60):
-        case = random_case(seed)
-        for clean, poisoned in zip(train(case), train(_poisoned(case, value)), strict=True):
+def test_losses_metrics_and_gradients_do_not_see_masked_tokens(cases, value):
+    for seed, (case, steps) in enumerate(cases):
+        for clean, poisoned in zip(steps, train(_poisoned(case, value)), strict=True):
             assert clean.metrics == poisoned.metrics, f"seed {seed}: {case.args}"
             for number, gradient in clean.gradients.items():
                 assert torch.equal(poisoned.gradients[number], gradient), f"seed {seed}: {case.args}"
