@@ -44,8 +44,8 @@ def test_a_prompt_keeps_six_tokens_of_the_context_free(engine, context, left, st
 
 def test_a_response_ends_two_tokens_before_the_context_does(engine, context):
     prompt = [40] * (context - 12)
-    for new in (12, None):
-        answer = engine.generate(prompt, max_new_tokens=new)
+    both = [{"max_new_tokens": new, "ignore_eos": True} for new in (12, None)]
+    for answer in engine.generate([prompt, prompt], top={"sampling_params": both}):
         assert answer["meta_info"]["completion_tokens"] == 10
         assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 10}
     assert engine.try_generate(prompt, max_new_tokens=13).status_code == 400
