@@ -143,7 +143,8 @@ def test_no_bit_of_a_response_depends_on_its_company(tmp_path, family, heads, dt
     shape = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": 64}
     make_checkpoint(tmp_path, family, hidden_size=256, vocab_size=2048, **shape)
     changes = {"dtype": dtype, "chunked_prefill_size": 256}
-    alone, together = mixed_requests(), mixed_requests()
+    compared = slice(None, None, 3)  # of every kind of sampling, prompts that come twice among them
+    alone, together = mixed_requests()[compared], mixed_requests()
     scheduler = make_state((tmp_path,), **changes).engine.scheduler
     for one in alone:
         scheduler.waiting.append(one)
@@ -155,8 +156,8 @@ def test_no_bit_of_a_response_depends_on_its_company(tmp_path, family, heads, dt
         scheduler.waiting.extend(islice(arriving, not scheduler.live))
         if scheduler.live:
             scheduler.step(admit=True)
-    assert [s.output_ids for s in together] == [s.output_ids for s in alone]
-    assert [s.output_logprobs for s in together] == [s.output_logprobs for s in alone]
+    assert [s.output_ids for s in together[compared]] == [s.output_ids for s in alone]
+    assert [s.output_logprobs for s in together[compared]] == [s.output_logprobs for s in alone]
 
 
 def test_the_cache_gives_up_rows_to_grow_in_length_and_back(checkpoint):
