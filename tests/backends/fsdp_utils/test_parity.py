@@ -1,7 +1,6 @@
 """One step of the FSDP trainer is one step of the Megatron trainer."""
 
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from tests.trainer_batches import random_rollout, split, trainer_args
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[3]
 # Old log-probs around the model's, a reference, ratios, clipping, an entropy bonus: all of the policy loss.
 LOSS = {"entropy_coef": 0.01, "use_kl_loss": True, "kl_loss_coef": 0.1, "use_tis": True, "tis_clip": 1.5}
 BATCHES = {
@@ -187,28 +185,25 @@ def test_sparse_attention_in_padded_rows(tmp_path, rollouts):
 
 
 def test_nothing_of_it_loads_megatron_core(checkpoint, tmp_path):
-    """In a process of its own: those of the other tests are forked from one that has loaded it."""
-    code = """
-import os, pickle, sys
-from slime.ray.train_worker import TrainWorker
-from tests.engines import free_port
-from tests.trainer_batches import random_rollout, split
-
-os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-with open(sys.argv[1], "rb") as file:
-    args = pickle.load(file)
-worker = TrainWorker(args)
-worker.start()
-worker.train_shard(0, split(args, random_rollout(256), worker.parallel_config()))
-worker.save_model(0)
-print([name for name in sys.modules if name.split(".")[0] == "megatron" or "megatron_utils" in name])
-"""
     made = tmp_path / "args.pkl"  # the parser knows megatron-core's options
     made.write_bytes(pickle.dumps(fsdp_args(checkpoint, save=str(tmp_path), save_hf=f"{tmp_path}/hf")))
-    command = [sys.executable, "-c", code, str(made)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert run_ranks(_modules_of_a_run, 1, str(made)) == [[]]
+
+
+def _modules_of_a_run(rank, made):
+    """Returns what a run loads of megatron-core and of its trainer, with all of our code imported anew."""
+    ours = {"megatron", "slime", "slime_plugins", "tests"}
+    for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
+        del sys.modules[name]
+    from slime.ray.train_worker import TrainWorker
+    from tests.trainer_batches import random_rollout, split
+
+    args = pickle.loads(Path(made).read_bytes())  # noqa: S301 - our own, whose classes are the new ones
+    worker = TrainWorker(args)
+    worker.start()
+    worker.train_shard(0, split(args, random_rollout(256), worker.parallel_config()))
+    worker.save_model(0)
+    return [name for name in sys.modules if name.split(".")[0] == "megatron" or "megatron_utils" in name]
 
 
 def test_bfloat16_computes_in_it_and_keeps_float32_weights(checkpoint, rollouts):
