@@ -131,9 +131,10 @@ def shipped_code() -> frozenset[str]:
     return frozenset(spec.default for spec in specs if spec.dotted_path and isinstance(spec.default, str))
 
 
-def derived_names() -> set[str]:
+@cache
+def derived_names() -> frozenset[str]:
     """The names of ``args`` that ``derive`` sets, and those that become known in a run."""
-    unset = {name for group in CONFIG_GROUPS for name in group.unset_names()}
+    unset = frozenset(name for group in CONFIG_GROUPS for name in group.unset_names())
     return unset | {field.name for field in fields(RuntimeContext)}
 
 

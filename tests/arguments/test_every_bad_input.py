@@ -3,8 +3,8 @@
 All in this process: what can be known before a process starts is known before.
 """
 
-import importlib
 import subprocess
+import sys
 
 import pytest
 
@@ -29,7 +29,7 @@ def site(tmp_path, monkeypatch):
     """A directory of the test's own, from which plug-ins can be imported."""
     path = tmp_path / "site"
     (path / "directory").mkdir(parents=True)
-    monkeypatch.syspath_prepend(path)
+    monkeypatch.setattr(sys, "path", [str(path), *sys.path])
     return path
 
 
@@ -40,7 +40,7 @@ def write_files(site, files):
             path.unlink()
     for name, content in files.items():
         (site / name).write_bytes(content.replace(b"{site}", str(site).encode()))
-        importlib.invalidate_caches()
+    sys.path_importer_cache.pop(str(site), None)  # what is known of other places stays true
 
 
 def test_there_are_enough_of_them():

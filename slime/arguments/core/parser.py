@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -74,6 +74,14 @@ class _Options:
     parser: argparse.ArgumentParser
     specs: dict[str, Flag]
     required: tuple[argparse.Action, ...]
+
+    @cached_property
+    def guesses(self) -> frozenset[str]:
+        """Names that an unknown one may have been meant to be: of flags that are not refused."""
+        specs = self.specs.values()
+        refused = {name for spec in specs if spec.supported == (spec.default,) for name in spec.names}
+        refused |= {name for entry in foreign_flags() for name in entry.names}
+        return frozenset(self.parser._option_string_actions.keys() - refused)
 
 
 def _build_options(engine: str, add_custom_arguments: AddArguments | None = None) -> _Options:
@@ -225,10 +233,11 @@ def _refuse_values(args: Namespace, options: _Options, mistakes: Mistakes) -> No
         if is_known(args, action.dest) and getattr(args, action.dest) is None:
             mistakes.add(f"{action.option_strings[0]}: missing (wanted: {action.help})")
             forget(args, [action.dest])
+    values = vars(args)
     for action in options.parser._actions:
         spec = options.specs.get(action.dest)
         default = spec.default if spec else action.default
-        if vars(args).get(action.dest, default) is default:  # or taken off, since it could not be read
+        if values.get(action.dest, default) is default:  # or taken off, since it could not be read
             continue
         rules = (
             (_unsupported(args, spec), bad_values(args, [spec])) if spec else (bad_options(args, [action]),)
@@ -300,10 +309,7 @@ def _unknown(word: str, options: _Options, engine: str) -> str:
 
 def _meant(name: str, options: _Options) -> str | None:
     """The flag that an unknown one is like."""
-    specs = options.specs.values()
-    refused = {name for spec in specs if spec.supported == (spec.default,) for name in spec.names}
-    refused |= {name for entry in foreign_flags() for name in entry.names}
-    return nearest(name, options.parser._option_string_actions.keys() - refused)
+    return nearest(name, options.guesses)
 
 
 def _unsupported(args: Namespace, spec: Flag) -> Iterator[str]:

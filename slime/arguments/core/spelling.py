@@ -61,9 +61,14 @@ def _letters(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
+@cache
+def _kinds(word: str) -> frozenset[str]:
+    return frozenset(word)
+
+
 def _distance(a: str, b: str, limit: int) -> int:
     """Slips between two words, by optimal string alignment; more than ``limit`` counts as ``limit + 1``."""
-    if abs(len(a) - len(b)) > limit:
+    if abs(len(a) - len(b)) > limit or len(_kinds(a) - _kinds(b)) > limit:  # a slip brings one letter at most
         return limit + 1
     before: list[int] = []
     row = list(range(len(b) + 1))
