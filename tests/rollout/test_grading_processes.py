@@ -224,10 +224,10 @@ async def test_the_event_loop_goes_on_while_graders_hang(make_args, impatient_po
     hanging = asyncio.gather(*(async_rm(args, Sample(response="loop", label="a")) for _ in range(4)))
     turns = 0
     while not hanging.done():
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.005)
         turns += 1
     assert await hanging == [None] * 4
-    assert turns > 50  # a loop that waited for one of them would count a few
+    assert turns > 20  # a loop that waited for one of them would count a few
 
 
 async def silent_judge(args, samples, **kwargs):
