@@ -9,7 +9,8 @@ from tests.training.cases import random_case, train
 from tests.training.reference import Solution, solve
 
 CHUNKS, PER_CHUNK = 25, 40
-FAST = 4  # chunks
+# Chunks of the fast tier, and of the suite: 520 cases, among which any two values of flags meet.
+FAST, SUITE = 4, 13
 # Where a decision is nearer than this, float32 and float64 may decide otherwise.
 MARGIN = 2e-5
 
@@ -42,7 +43,12 @@ def decided_cases(start):
 
 
 @pytest.mark.parametrize(
-    "chunk", [*range(FAST), *(pytest.param(i, marks=pytest.mark.slow) for i in range(FAST, CHUNKS))]
+    "chunk",
+    [
+        *range(FAST),
+        *(pytest.param(i, marks=pytest.mark.slow) for i in range(FAST, SUITE)),
+        *(pytest.param(i, marks=pytest.mark.nightly) for i in range(SUITE, CHUNKS)),
+    ],
 )
 def test_every_combination_of_flags_has_the_loss_and_the_gradient_of_the_formulas(chunk):
     for seed, case, solution in islice(decided_cases(chunk * 1000), PER_CHUNK):
