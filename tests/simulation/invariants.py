@@ -71,14 +71,18 @@ class Rules:
         if name == "continue_generation" and not engine.whole:
             raise self._broken(f"{engine!r} is to go on with half-updated weights: {engine.pieces}")
 
+    def _excuse_hanging(self) -> None:
+        """Health is checked while engines generate, so that one that hangs in an update may end the run."""
+        if any(engine.hung for engine in self._sim.engines if engine.alive):
+            self._sim.excuse = "an engine hangs in an update"
+
     def sends(self, version: int) -> None:
         """A trainer rank begins to send weights."""
         state = self._sim.world.current.process.instance.backend.state
         if version < self.committed or (version <= self.committed and self.states[version] != state):
             raise self._broken(f"version {version} is sent after {self.committed}")
         self.sending, self.states[version] = version, state
-        if any(engine.hung for engine in self._sim.engines if engine.alive):
-            self._sim.excuse = "an engine hangs in an update"
+        self._excuse_hanging()
         for engine in self._sim.fleet_engines():
             if engine.gone.is_set() and self._sim.ended_at(engine) < self._begun - _NOTICED_WITHIN:
                 raise self._broken(f"{engine} was gone before the update, and nothing takes its place in it")
@@ -90,6 +94,7 @@ class Rules:
 
     def update_ends(self) -> None:
         """Notes that it has ended, perhaps by an error."""
+        self._excuse_hanging()
         seconds = self._sim.world.now - self._begun
         if seconds > _LONGEST_UPDATE:
             raise self._broken(f"an update took {seconds:.0f} s, though each of its waits has a deadline")
