@@ -5,12 +5,14 @@ history.digest      # of its trace: the same whenever and wherever the seed is p
 history.outcome     # "trained", or the error that ended the run
 """
 
+import atexit
 import functools
 import itertools
 import json
 import logging
 import math
 import pickle  # of what this process made itself
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -321,6 +323,7 @@ class Simulation:
 @functools.cache
 def _dataset() -> Dataset:
     directory = Path(tempfile.mkdtemp(prefix="slime-simulation-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     file = directory / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"q{n}", "label": "a"}) + "\n" for n in range(7)))
     return Dataset(str(file), None, prompt_key="prompt", label_key="label", seed=1)  # type: ignore[arg-type]
