@@ -28,6 +28,12 @@ class CheckpointConfig:
         help="what of the files of --load is held against what was written (checksums reads all of them); if "
         "the newest iteration is damaged, the one before it is loaded",
     )
+    max_failed_saves: int = flag(
+        2,
+        at_least=0,
+        help="saves in a row that may fail, as on a full disk, before the run ends; the last save of a run "
+        "may not",
+    )
     save_hf: str | None = flag(place=True, help="directory of HF exports, may hold {rollout_id}")
     ckpt_step: int | None = flag(at_least=0, help="iteration of --load; default the latest")
     ckpt_format: Literal["torch", "torch_dist", "zarr", "torch_dcp", "fsdp_dtensor"] = flag(

@@ -28,7 +28,15 @@ RolloutManager = _late(
     "slime.ray.rollout_manager.RolloutManager",
     [
         *("check", "dispose", "eval", "generate", "load", "notices", "num_rollout", "num_rollout_per_epoch"),
-        *("offload", "onload", "set_train_parallel_config", "start", "updatable_engines", "weights_updated"),
+        *(
+            "offload",
+            "onload",
+            "set_train_parallel_config",
+            "start",
+            "unsaved",
+            "updatable_engines",
+            "weights_updated",
+        ),
         *("check_policy", "probe_tokens", "process_location"),
     ],
 )

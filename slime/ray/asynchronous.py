@@ -31,7 +31,7 @@ def train(
 ) -> None:
     epoch = rollout.num_rollout_per_epoch
     start, end = actor.start_rollout_id, config.data.total_rollouts
-    step = TrainingStep(config, actor, critic, epoch)
+    step = TrainingStep(config, actor, critic, rollout, epoch)
 
     if start >= end:
         return

@@ -72,6 +72,10 @@ class RolloutGroup:
                 "(wanted: --num-rollout, or more)"
             )
 
+    def unsaved(self, rollout_id: int) -> str | None:
+        """Why the position in the data after a rollout could not be saved; None if it was, or is not."""
+        return self._call("unsaved", rollout_id)
+
     def load(self, rollout_id: int) -> None:
         self._call("load", rollout_id)
 

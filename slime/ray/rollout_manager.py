@@ -40,6 +40,7 @@ from slime.training.rewards import name_groups
 from slime.utils.http_utils import init_http_client, share_key_with
 from slime.utils.misc import load_function, should_run_periodic_action, spare_collector
 from slime.utils.notes import take_notes
+from slime.utils.plain_file import is_write_error
 from slime.utils.types import EngineEndpoint, RolloutBatch, Sample
 from slime.utils.weight_clock import clock
 
@@ -69,6 +70,7 @@ class RolloutManager:
         self._config = run_config(with_context(config.flat, num_rollout=self.num_rollout()))
         self._parallel_config: dict[str, int] | None = None
         self._weight_version: str | None = None
+        self._unsaved: dict[int, str] = {}
         clock.keeps_prefixes = config.weight_sync.pause_generation_mode == "in_place"
         self._silent = SilentRollouts(self._config)
         self._spans = SpanList()
@@ -318,4 +320,13 @@ class RolloutManager:
         if config.checkpoints.save and should_run_periodic_action(
             rollout_id, config.checkpoints.save_interval, per_epoch, config.data.num_rollout
         ):
-            self._data_source.save(rollout_id)
+            try:
+                self._data_source.save(rollout_id)
+            except (OSError, RuntimeError) as error:
+                if not is_write_error(error):
+                    raise
+                self._unsaved[rollout_id] = f"the position in the data could not be saved: {error}"
+
+    def unsaved(self, rollout_id: int) -> str | None:
+        """Why the data position after a rollout could not be saved; None if it was, or is not."""
+        return self._unsaved.pop(rollout_id, None)

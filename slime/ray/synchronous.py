@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slime.config.critic import trains_actor
+from slime.ray.failed_saves import FailedSaves
 from slime.utils.misc import should_run_periodic_action as is_due
 
 if TYPE_CHECKING:  # bad flags are answered without waiting for these
@@ -29,7 +30,7 @@ def train(
     log: "RunLog",
 ) -> None:
     epoch = rollout.num_rollout_per_epoch
-    step = TrainingStep(config, actor, critic, epoch)
+    step = TrainingStep(config, actor, critic, rollout, epoch)
 
     def sync_weights() -> None:
         actor.offload_training_state()
@@ -77,6 +78,7 @@ class TrainingStep:
     """Trains the critic, then the actor, on a rollout, and saves both when a checkpoint is due.
 
     Args:
+        rollout: saves the position in the data by itself.
         num_rollout_per_epoch: a checkpoint is due at the end of an epoch too; None without epochs.
     """
 
@@ -85,9 +87,11 @@ class TrainingStep:
         config: "RunConfig",
         actor: "RayTrainGroup",
         critic: "RayTrainGroup",
+        rollout: "RolloutGroup",
         num_rollout_per_epoch: int | None,
     ) -> None:
         self._config, self._actor, self._critic, self._epoch = config, actor, critic, num_rollout_per_epoch
+        self._rollout, self._failed_saves = rollout, FailedSaves(config.checkpoints.max_failed_saves)
 
     def run(self, rollout_id: int, batch: Sequence[Any]) -> None:
         """One rollout. The actor stays on its GPUs, for the weight update.
@@ -97,20 +101,23 @@ class TrainingStep:
         """
         config, actor, critic = self._config, self._actor, self._critic
         interval, end = config.checkpoints.save_interval, config.data.total_rollouts
-        saves = is_due(rollout_id, interval, self._epoch, end)
-        last = rollout_id == end - 1
+        saves, last = is_due(rollout_id, interval, self._epoch, end), rollout_id == end - 1
+        saved: list[list[str | None]] = []
+        if saves and (reason := self._rollout.unsaved(rollout_id)) is not None:
+            saves, saved = False, [[reason]]  # a run could not go on from weights alone
 
         critic.onload()
         values = critic.train(rollout_id, batch)
         if saves:
-            critic.save_model(rollout_id, force_sync=last)
+            saved.append(critic.save_model(rollout_id, force_sync=last))
         critic.offload()
 
         actor.onload()
         if trains_actor(config.critic, rollout_id):
             actor.train(rollout_id, batch, values)
         if saves:
-            actor.save_model(rollout_id, force_sync=last)
+            saved.append(actor.save_model(rollout_id, force_sync=last))
+        self._failed_saves.note(rollout_id, saved, last)
 
 
 def refusal(args: Namespace) -> Iterator[str]:

@@ -169,10 +169,19 @@ class RayTrainGroup:
             self._log.spans(f"{self._role} rank {rank}", spans)
         return [ref for _, ref, _ in outcomes if ref is not None]
 
-    def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
+    def save_model(self, rollout_id: int, force_sync: bool = False) -> list[str | None]:
+        """Saves on all ranks.
+
+        Returns:
+            For each save whose end is known now why it failed, None if it is complete.
+        """
         with self._log.phase("save_model", role=self._role, rollout=rollout_id):
             what, steps = f"saving rollout {rollout_id}", self._log.trained_steps
-            self._call_all(what, "save_model", rollout_id, force_sync, steps)
+            of_ranks = self._call_all(what, "save_model", rollout_id, force_sync, steps)
+        outcomes = of_ranks[0] if of_ranks else []
+        if failed := len(outcomes) - outcomes.count(None):
+            self._log.count("failed_saves", failed)
+        return outcomes
 
     def update_weights(self) -> None:
         """Gives every engine the current weights, reconnecting first if the engines have changed."""

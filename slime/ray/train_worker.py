@@ -24,11 +24,13 @@ from slime.ray.local_gpu import local_gpu
 from slime.ray.node import node_host
 from slime.ray.process_watch import ProcessLocation, process_location
 from slime.training.backend import TrainBackend
+from slime.training.checkpoint_errors import CheckpointError
 from slime.training.metrics import rollout_metrics
 from slime.training.micro_batches import tensorize
 from slime.training.passes import needs_reference, needs_teacher
 from slime.training.probe import text_log_probs
 from slime.training.roles import ACTOR, ROLES
+from slime.training.save_attempts import Outcome
 from slime.training.staleness import staleness_metrics
 from slime.training.trainer import Trained, Trainer
 from slime.training.versions import OLD_ACTOR, REFERENCE, ROLLOUT_ACTOR, TEACHER, TRAINED
@@ -142,25 +144,38 @@ class TrainWorker:
         """Optimizer steps of the run before this start; None if the checkpoint, if any, does not say."""
         return self._trained_steps
 
-    def save_model(self, rollout_id: int, force_sync: bool = False, trained_steps: int | None = None) -> None:
+    def save_model(
+        self, rollout_id: int, force_sync: bool = False, trained_steps: int | None = None
+    ) -> list[Outcome]:
         """Writes a checkpoint of iteration ``rollout_id``, and the Hugging Face copy if it is asked for.
 
         Args:
             trained_steps: optimizer steps of the run so far, for the run that goes on with it.
+
+        Returns:
+            The outcomes of saves that are known now, the same on every rank.
         """
         with self._timer.spans.measure("save_model", rollout=rollout_id):
-            self._save_model(rollout_id, force_sync, trained_steps)
+            return self._save_model(rollout_id, force_sync, trained_steps)
 
-    def _save_model(self, rollout_id: int, force_sync: bool, trained_steps: int | None) -> None:
+    def _save_model(self, rollout_id: int, force_sync: bool, trained_steps: int | None) -> list[Outcome]:
         config = self._config
         self.backend.memory.require_all("save_model")
         self.backend.require_finite(f"saving rollout {rollout_id}")
+        outcomes: list[Outcome] = []
         if config.checkpoints.save:
             moving = needs_reference(self._config) and config.kl.ref_update_interval is not None
             common = {"weight_version": self._weight_version, "trained_steps": trained_steps}
-            self.backend.save(rollout_id, common, [REFERENCE] if moving else [], wait=force_sync)
+            outcomes = self.backend.save(rollout_id, common, [REFERENCE] if moving else [], wait=force_sync)
         if config.checkpoints.save_hf:
-            self.backend.save_hf(config.checkpoints.save_hf.format(rollout_id=rollout_id))
+            try:
+                self.backend.save_hf(config.checkpoints.save_hf.format(rollout_id=rollout_id))
+            except CheckpointError as error:
+                if not error.everywhere:
+                    raise
+                # A save of which a part failed has failed.
+                return [*filter(None, outcomes), str(error)]
+        return outcomes if config.checkpoints.save else [None]
 
     def connect_rollout_engines(self, endpoints: list[EngineEndpoint]) -> None:
         """Prepares weight sync with these engines, in place of those before."""

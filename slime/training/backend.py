@@ -10,6 +10,7 @@ import torch
 from slime.training.losses.reducers import LossFunction
 from slime.training.micro_batches import DataIterator
 from slime.training.parallel import ParallelContext
+from slime.training.save_attempts import Outcome
 from slime.training.versions import WeightVersions
 from slime.training.weights import FULL, Weights
 from slime.utils.types import RolloutBatch
@@ -120,13 +121,19 @@ class TrainBackend(Protocol):
             ValueError: this trainer does not have them in that form.
         """
 
-    def save(self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool) -> None:
+    def save(
+        self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool
+    ) -> list[Outcome]:
         """Writes a checkpoint to ``--save``.
 
         Args:
             common: plain values, the same on every rank; `Start` brings them back.
             versions: tags whose weights are saved along.
             wait: return only when it is complete.
+
+        Returns:
+            How the saves ended of which that was not known yet: with ``--async-save`` the one before this, or
+            both if it waits.
         """
 
     def poll(self) -> None:

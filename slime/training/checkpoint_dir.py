@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from slime.training.checkpoint_errors import on_every_rank
 from slime.utils.checkpoint_record import remove_older, write_record
 
 MARKER = "latest_checkpointed_iteration.txt"
@@ -55,16 +56,13 @@ def saved_version(root: str | Path, step: int | None, tag: str) -> Path | None:
 
 
 def on_first_rank(action: Callable[[], None]) -> None:
-    """Runs ``action`` on rank 0 while the others wait."""
-    if dist.get_rank() == 0:
-        action()
-    dist.barrier()
+    """Runs ``action`` on rank 0 while the others wait; if it fails, it fails on all."""
+    on_every_rank(action if dist.get_rank() == 0 else lambda: None)
 
 
 def record(directory: Path, group: dist.ProcessGroup | None = None) -> None:
     """Collective. Records what the ranks have written; on return all have."""
-    write_record(directory, dist.get_rank(), dist.get_world_size())
-    dist.barrier(group)
+    on_every_rank(lambda: write_record(directory, dist.get_rank(), dist.get_world_size()), group)
 
 
 def fresh_directory(path: Path, subdirectories: Sequence[str] = ()) -> None:
@@ -78,20 +76,32 @@ def fresh_directory(path: Path, subdirectories: Sequence[str] = ()) -> None:
 def publish(temporary: Path, final: Path, iteration: int | str, keep: int | None = None) -> None:
     """Makes a finished checkpoint visible, replacing one of the same iteration; the marker names it.
 
+    It may be called again after it failed.
+
     Args:
         keep: how many checkpoints are kept, this one among them; None for all.
     """
-    replaced = final.with_suffix(".replaced")
-    if final.exists():
-        final.rename(replaced)
-    temporary.rename(final)
-    marker = final.parent / MARKER
-    partial_marker = marker.with_suffix(".partial")
-    with partial_marker.open("w") as file:
-        file.write(str(iteration))
-        file.flush()
-        os.fsync(file.fileno())
-    partial_marker.replace(marker)
+    replaced, marker = final.with_suffix(".replaced"), final.parent / MARKER
+    new_marker = _written_marker(marker, iteration)
+    if temporary.exists():
+        if final.exists():
+            final.rename(replaced)
+        temporary.rename(final)
+    new_marker.replace(marker)
     shutil.rmtree(replaced, ignore_errors=True)
     if keep is not None and isinstance(iteration, int):
         remove_older(final.parent, iteration, keep)
+
+
+def _written_marker(marker: Path, iteration: int | str) -> Path:
+    """The next marker beside the present one: all that needs room is written before anything is renamed."""
+    partial = marker.with_suffix(".partial")
+    try:
+        with partial.open("w") as file:
+            file.write(str(iteration))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    return partial

@@ -1,15 +1,60 @@
 """What went wrong with a checkpoint, in one line."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from slime.utils.plain_file import ZIP_WRITER, is_write_error
+
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read."""
+    """A checkpoint could not be written or read.
+
+    Attributes:
+        everywhere: every rank raises it, so that all can go on together.
+    """
+
+    everywhere = False
+
+
+class RankWriteError(OSError):
+    """A rank could not write its part; raised on every rank."""
+
+
+def on_every_rank(action: Callable[[], None], group: dist.ProcessGroup | None = None) -> None:
+    """Collective. Runs ``action``; if it fails on one rank it fails on all, and none waits for another.
+
+    Raises:
+        RankWriteError: a rank could not write; it is named. Anything else is raised as it is on the rank that
+            failed, as a RuntimeError on the others.
+    """
+    failure: Exception | None = None
+    try:
+        action()
+    except Exception as error:
+        failure = error
+    of_ranks: list[tuple[bool, str] | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(of_ranks, failure and _told(failure), group=group)
+    failed = sorted(told for told in of_ranks if told is not None)
+    if not failed:
+        return
+    is_write, reason = failed[0]
+    if is_write:
+        raise RankWriteError(reason) from failure
+    raise failure or RuntimeError(reason)
+
+
+def _told(failure: Exception) -> tuple[bool, str]:
+    return is_write_error(failure), f"rank {dist.get_rank()}: {_words(failure)}"
+
+
+def raise_first(failures: Sequence[Exception]) -> None:
+    """Raises the first of the failures, if there are any."""
+    if failures:
+        raise failures[0]
 
 
 @contextmanager
@@ -28,9 +73,13 @@ def explained(path: str | Path, doing: str, advice: str) -> Iterator[None]:
     try:
         yield
     except CheckpointException as error:
-        raise CheckpointError(_line(path, doing, _of_ranks(error), advice)) from error
+        told = CheckpointError(_line(path, doing, _of_ranks(error), advice))
+        told.everywhere = error.args[0] == "write"
+        raise told from error
     except OSError as error:
-        raise CheckpointError(_line(path, doing, _words(error), advice)) from error
+        told = CheckpointError(_line(path, doing, _words(error), advice))
+        told.everywhere = isinstance(error, RankWriteError)
+        raise told from error
 
 
 def other_optimizer(path: str | Path, saved: str, own: str) -> ValueError:
@@ -61,8 +110,10 @@ def _line(path: str | Path, doing: str, why: str, advice: str) -> str:
 
 def _words(error: BaseException) -> str:
     text, name = str(error).strip(), type(error).__name__
+    if isinstance(error, RankWriteError):
+        return text
     if not text:
         return f"{name}, as a file that was cut gives it"
     # What torch's zip writer says where the file system took no more of its bytes.
-    cut = ", as on a full disk" if "inline_container" in text and "unexpected pos" in text else ""
+    cut = ", as on a full disk" if ZIP_WRITER in text and "unexpected pos" in text else ""
     return f"{name}: {text.splitlines()[0]}{cut}"

@@ -4,6 +4,7 @@ import json
 import shutil
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,7 +16,15 @@ from slime.models.checkpoint.safetensors_file import SafetensorFile, Spec, nbyte
 from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.hf_config import read_hf_config
 from slime.models.mtp import is_copy
+from slime.training.checkpoint_dir import fresh_directory, on_first_rank
+from slime.training.checkpoint_errors import (
+    RankWriteError,
+    explained,
+    on_every_rank,
+    raise_first,
+)
 from slime.training.weights import NamedTensors, Weights
+from slime.utils.plain_file import is_write_error
 
 SHARD_BYTES = 5 * 1024**3
 _INDEX = "model.safetensors.index.json"
@@ -37,23 +46,33 @@ def save_hf_model_to_path(
 
     Raises:
         ValueError: ``path`` is ``--hf-checkpoint``, which an export must not overwrite.
+        CheckpointError: a rank could not write; all raise it, and what was written is removed.
     """
     target, source = Path(path), Path(args.hf_checkpoint)
     if target.resolve() == source.resolve():
         raise ValueError(f"--save-hf {path}: is --hf-checkpoint itself (wanted: another directory)")
     partial = target.with_name(f".{target.name}.partial")
-    if dist.get_rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    dist.barrier()
-    shards = _write_shards(partial, weights, shard_bytes, _writers(args))
-    dist.barrier()
-    if dist.get_rank() == 0:
+
+    def complete(shards: list[dict[str, int]]) -> None:
         shards += _write_kept(source, partial, shards, shard_bytes, args.params_dtype)
         _name_shards(partial, shards)
         _copy_assets(source, partial, args.params_dtype)
         _publish(partial, target)
-    dist.barrier()
+
+    with explained(path, "written", "space there, and leave to write"), _removed_if_it_fails(partial):
+        on_first_rank(lambda: fresh_directory(partial))
+        shards = _write_shards(partial, weights, shard_bytes, _writers(args))
+        on_first_rank(lambda: complete(shards))
+
+
+@contextmanager
+def _removed_if_it_fails(partial: Path) -> Iterator[None]:
+    try:
+        yield
+    except RankWriteError:
+        if dist.get_rank() == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def _writers(args: Namespace) -> list[int]:
@@ -69,12 +88,22 @@ def _shard_name(number: int, count: int) -> str:
 def _write_shards(
     directory: Path, weights: Weights, shard_bytes: int, writers: list[int]
 ) -> list[dict[str, int]]:
-    """Shard i is written by node ``i mod nodes``. Returns for each shard its tensors' names and bytes."""
-    shards = []
+    """Shard i is written by node ``i mod nodes``. Returns for each shard its tensors' names and bytes.
+
+    A rank that cannot write gathers the rest of the weights with the others, and then fails with them.
+    """
+    shards: list[dict[str, int]] = []
+    failures: list[Exception] = []
     for number, bucket in enumerate(weights.buckets(shard_bytes), start=1):
-        if dist.get_rank() == writers[(number - 1) % len(writers)]:
-            _write(directory / _shard_name(number, 0), bucket)
+        if dist.get_rank() == writers[(number - 1) % len(writers)] and not failures:
+            try:
+                _write(directory / _shard_name(number, 0), bucket)
+            except (OSError, RuntimeError) as error:
+                if not is_write_error(error):
+                    raise
+                failures.append(error)
         shards.append({name: tensor.nbytes for name, tensor in bucket})
+    on_every_rank(lambda: raise_first(failures))
     return shards
 
 

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+ZIP_WRITER = "inline_container"
+"""What an error of torch's zip writer names."""
+
 _CONTAINERS = (dict, list, tuple)
 _LONGEST_REASON = 100
 
@@ -46,6 +49,11 @@ def write_plain(data: dict[str, Any], path: Path) -> None:
         together = f" with entries that do not go together ({reason(error)})" if found in _CONTAINERS else ""
         raise NotPlainError(path, keys, _name(found) + together) from error
     os.replace(partial, path)
+
+
+def is_write_error(error: BaseException) -> bool:
+    """Whether a file system did not take what was written; torch's zip writer has no exception for it."""
+    return isinstance(error, OSError) or (isinstance(error, RuntimeError) and ZIP_WRITER in str(error))
 
 
 def reason(error: Exception) -> str:

@@ -3,12 +3,14 @@
 import os
 import random
 import signal
+import subprocess
 import time
 
 import psutil
 import pytest
 
 from slime.processes.supervisor import KERNEL_LOG
+from slime.training.checkpoint_dir import find_checkpoint
 from tests.scarcity import memory_group, small_disk
 from tests.warm_cluster import GPUS
 
@@ -172,14 +174,31 @@ def test_a_failing_reward_function_ends_the_run_with_its_cause(start, rl_flags) 
 
 
 @pytest.mark.nightly
-def test_a_full_disk_ends_the_run_with_its_name(start, rl_flags, tmp_path) -> None:
+def test_a_disk_that_stays_full_ends_the_run_with_its_name(start, rl_flags, tmp_path) -> None:
     """A real one: the record of the flags has room on it, a checkpoint has not."""
     with small_disk(tmp_path / "disk", "512k") as disk:
-        run = start([*rl_flags, "--colocate", "--save", disk, "--save-interval", 1])
+        saves = ["--save", disk, "--save-interval", 1, "--max-failed-saves", 1, "--num-rollout", 9]
+        run = start([*rl_flags, "--colocate", *saves])
         assert run.wait(300) == 1
         last = run.output.splitlines()[-1]
-        assert last.startswith("error: ") and f"no space is left on the disk of {disk}" in last
+        assert last.startswith(f"error: checkpoint {disk} could not be written: rank 0: ")
+        assert "full disk" in last or "No space left on device" in last
+        assert "2 saves in a row failed (--max-failed-saves 1)" in last
         run.expect_no_processes()
+
+
+@pytest.mark.nightly
+def test_a_disk_that_is_full_for_a_while_costs_the_checkpoint_of_that_while(
+    start, rl_flags, tmp_path
+) -> None:
+    with small_disk(tmp_path / "disk", "512k") as disk:
+        saves = ["--save", disk, "--save-interval", 1, "--keep-checkpoints", 2, "--max-failed-saves", 50]
+        run = start([*rl_flags, "--colocate", "--num-rollout", 60, *saves])
+        told = "the run goes on without this checkpoint"
+        run.wait_for(lambda: told in run.output, told, timeout=200)
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        run.expect_success(timeout=300)
+        assert find_checkpoint(disk)[0] == 59
 
 
 @pytest.mark.nightly

@@ -1,5 +1,6 @@
 """What the rollout manager tells user code about the run."""
 
+import errno
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -189,6 +190,26 @@ def test_what_is_to_be_said_about_the_data_is_passed_on(flags: dict[str, Any]) -
     assert booked._data_metrics() == {"rollout/dropped/prompts_too_long": 3}
     silent = RolloutManager(config_with(**flags), [], 0)  # type: ignore[arg-type]
     assert (silent.notices(), silent._data_metrics()) == ([], {})
+
+
+class OnFullDisk(Source):
+    """Whose state finds no room after the first rollout."""
+
+    def save(self, rollout_id: int) -> None:
+        if rollout_id:
+            raise OSError(errno.ENOSPC, "No space left on device", "state.pt")
+
+
+def test_a_position_in_the_data_that_finds_no_room_is_told_with_its_rollout(flags: dict[str, Any]) -> None:
+    own = dict(data_source_path=f"{__name__}.OnFullDisk", save="/saved", save_interval=1)
+    manager = RolloutManager(config_with(**{**flags, **own}), [], 0)  # type: ignore[arg-type]
+    for rollout_id in range(2):
+        manager._save_state(rollout_id)
+    assert manager.unsaved(0) is None
+    told = manager.unsaved(1)
+    assert (
+        told is not None and "position in the data" in told and "No space left on device: 'state.pt'" in told
+    )
 
 
 def test_rollout_ids_may_repeat_in_an_evaluation_on_which_nothing_trains(flags: dict[str, Any]) -> None:

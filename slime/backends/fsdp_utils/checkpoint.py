@@ -13,7 +13,7 @@ import json
 import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,8 @@ from slime.training.checkpoint_dir import (
     publish,
     record,
 )
-from slime.training.checkpoint_errors import explained, other_optimizer
+from slime.training.checkpoint_errors import explained, on_every_rank, other_optimizer
+from slime.training.save_attempts import SaveAttempts
 from slime.utils.accelerator import has_gpu
 
 Tensors = dict[str, torch.Tensor]
@@ -67,6 +68,8 @@ class CheckpointWriter:
     def __init__(self, config: BackendConfig) -> None:
         self._config, self._later = config.checkpoints, config.checkpoints.async_save
         self._root = config.checkpoints.save or ""
+        self.attempts = SaveAttempts(self._root)
+        self._temporary = Path(self._root)  # of the save that is being written
         self._optimizer = config.optimizer.optimizer
         self._thread = ThreadPoolExecutor(1, "checkpoint") if self._later else None
         # A group of its own: the thread's messages must not mix with the trainer's.
@@ -77,24 +80,33 @@ class CheckpointWriter:
     def save(
         self, iteration: int, state: TrainState, common: Mapping[str, Any], versions: Mapping[str, Swap]
     ) -> None:
-        """Collective. Writes model, optimizer, schedule, random state and ``common``, plain values."""
+        """Collective. Writes model, optimizer, schedule, random state and ``common``, plain values; how it
+        ended is among the ``attempts``.
+        """
         self.finish()
         final = iteration_dir(self._root, iteration)
-        temporary = final.with_suffix(".tmp")
-        with self._explained():
+        temporary = self._temporary = final.with_suffix(".tmp")
+        with self.attempts.attempt(temporary):
             on_first_rank(lambda: fresh_directory(temporary, subdirectories=[]))
             parts = self._parts(state, versions)
-            if not self._config.no_save_rng:
-                save_random_state(temporary, dist.get_rank())
-            if dist.get_rank() == 0:
-                content = self._plain(iteration, state, common)
-                (temporary / "metadata.json").write_text(json.dumps(content, indent=2) + "\n")
+            content = self._plain(iteration, state, common)
+            on_every_rank(lambda: self._write_small_files(temporary, content))
             make_latest = partial(publish, temporary, final, iteration, self._config.keep_checkpoints)
             if self._thread is None:
                 self._write(temporary, parts)
-                on_first_rank(make_latest)
+                self._make_latest(make_latest)
             else:
                 self._writing = self._thread.submit(self._write, temporary, parts), make_latest
+
+    def _write_small_files(self, directory: Path, content: dict[str, Any]) -> None:
+        if not self._config.no_save_rng:
+            save_random_state(directory, dist.get_rank())
+        if dist.get_rank() == 0:
+            (directory / "metadata.json").write_text(json.dumps(content, indent=2) + "\n")
+
+    def _make_latest(self, action: Callable[[], None]) -> None:
+        on_first_rank(action)
+        self.attempts.complete()
 
     def _parts(self, state: TrainState, versions: Mapping[str, Swap]) -> dict[str, Tensors]:
         keep = _copies if self._later else dict
@@ -124,17 +136,15 @@ class CheckpointWriter:
             dcp.save(dict(tensors), checkpoint_id=directory / name, process_group=self._group)
         record(directory, self._group)
 
-    def _explained(self) -> AbstractContextManager[None]:
-        return explained(self._root, "written", "space there, and leave to write")
-
     def poll(self) -> None:
         """Makes a background save the latest if it is complete; does not wait."""
         # The first rank's part ends last: it writes what says where the others' are.
         if dist.get_rank() == 0 and self._writing is not None and self._writing[0].done():
             future, make_latest = self._writing
             if future.exception() is None:
-                make_latest()
-                self._writing = future, lambda: None
+                with suppress(OSError):  # `finish` tries again, and tells all ranks
+                    make_latest()
+                    self._writing = future, lambda: None
 
     def finish(self) -> None:
         """Collective. Waits for a save that is still being written, and makes it the latest."""
@@ -142,9 +152,9 @@ class CheckpointWriter:
             return
         future, make_latest = self._writing
         self._writing = None
-        with self._explained():
+        with self.attempts.attempt(self._temporary):
             future.result()
-            on_first_rank(make_latest)
+            self._make_latest(make_latest)
 
 
 def _copies(tensors: Mapping[str, torch.Tensor]) -> Tensors:

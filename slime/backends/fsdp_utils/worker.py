@@ -29,6 +29,7 @@ from slime.training.memory import TrainerMemory
 from slime.training.micro_batches import DataIterator
 from slime.training.optimizer_schedule import schedule_settings
 from slime.training.parallel import ParallelContext
+from slime.training.save_attempts import Outcome
 from slime.training.versions import TRAINED, WeightVersions
 from slime.training.weights import FULL, require_form
 from slime.utils.types import RolloutBatch
@@ -135,11 +136,14 @@ class FSDPBackend:
         require_form(form, FULL)
         return FsdpHfTensors(self.state.model, self._config.precision.params_dtype)
 
-    def save(self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool) -> None:
+    def save(
+        self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool
+    ) -> list[Outcome]:
         extra = {tag: partial(self.versions.swapped, tag, TRAINED) for tag in versions}
         self._writer.save(rollout_id, self.state, common, extra)
         if wait:
             self._writer.finish()
+        return self._writer.attempts.take()
 
     def poll(self) -> None:
         self._writer.poll()

@@ -4,17 +4,13 @@ A checkpoint fits any tensor-, pipeline- and data-parallel layout of the same mo
 """
 
 import queue
-import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from megatron.core import dist_checkpointing, tensor_parallel
+from megatron.core import dist_checkpointing
 from megatron.core import parallel_state as mpu
-from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
@@ -24,6 +20,7 @@ from megatron.core.utils import unwrap_model
 
 from slime.adapters.targets import is_of_adapter
 from slime.backends.megatron_utils import checkpoint_processes
+from slime.backends.megatron_utils.first_rank_writes import FirstRankWrites
 from slime.backends.megatron_utils.foreign_checkpoint import (
     NothingInCommon,
     layer_naming,
@@ -41,6 +38,7 @@ from slime.backends.megatron_utils.lora_checkpoint import (
 )
 from slime.backends.megatron_utils.mtp_checkpoint import kept_mtp, require_mtp, without_absent_mtp
 from slime.backends.megatron_utils.optimizer import ensure_optimizer_states, update_rule
+from slime.backends.megatron_utils.random_state import set_random_state, sharded_random_state
 from slime.backends.megatron_utils.resume import load_optimizer, load_schedule, require_same_rule
 from slime.backends.megatron_utils.step import TrainState
 from slime.backends.megatron_utils.value_head import kept_head, without_foreign_head
@@ -57,6 +55,7 @@ from slime.training.checkpoint_dir import (
     record,
 )
 from slime.training.checkpoint_errors import explained
+from slime.training.save_attempts import SaveAttempts
 
 # The only kind of optimizer sharding that megatron-core 0.16 can load into another layout.
 _METADATA = {
@@ -84,6 +83,9 @@ class CheckpointWriter:
     def __init__(self, config: BackendConfig) -> None:
         self._config, self._flags = config, config.checkpoints
         self._root = config.checkpoints.save or ""
+        self.attempts = SaveAttempts(self._root)
+        self._first_rank = FirstRankWrites()
+        self._temporary = Path(self._root)  # of the save that is being written
         self._queue = AsyncCallsQueue(persistent=False) if self._flags.async_save else None
         checkpoint_processes.install()
         if self._queue is None and filesystem_async._results_queue is None:
@@ -98,7 +100,8 @@ class CheckpointWriter:
         common: dict[str, Any],
         extra: Mapping[str, ModelContext] | None = None,
     ) -> None:
-        """Collective. Writes model, optimizer, schedule, random state and ``common``.
+        """Collective. Writes model, optimizer, schedule, random state and ``common``; how it ended is among
+        the ``attempts``.
 
         Args:
             common: plain values, the same on every rank.
@@ -106,7 +109,9 @@ class CheckpointWriter:
                 brings the trained model back when it is left.
         """
         self.finish()
-        with self._explained():
+        self._temporary = iteration_dir(self._root, iteration).with_suffix(".tmp")
+        self._first_rank.forget()
+        with self.attempts.attempt(self._temporary), self._first_rank.kept():
             self._save(iteration, state, common, extra or {})
 
     def _save(
@@ -116,8 +121,7 @@ class CheckpointWriter:
         common: dict[str, Any],
         extra: Mapping[str, ModelContext],
     ) -> None:
-        final = iteration_dir(self._root, iteration)
-        temporary = final.with_suffix(".tmp")
+        final, temporary = iteration_dir(self._root, iteration), self._temporary
         on_first_rank(lambda: fresh_directory(temporary, subdirectories=list(extra)))
         for name, make in extra.items():
             with make() as weights:
@@ -137,8 +141,10 @@ class CheckpointWriter:
         )
 
         def make_latest() -> None:
+            self._first_rank.require()
             record(temporary)
             on_first_rank(lambda: publish(temporary, final, iteration, self._flags.keep_checkpoints))
+            self.attempts.complete()
 
         if self._queue is None or request is None:
             make_latest()
@@ -154,20 +160,18 @@ class CheckpointWriter:
             return strategy
         return FullyParallelSaveStrategyWrapper(strategy, group)
 
-    def _explained(self) -> AbstractContextManager[None]:
-        return explained(self._root, "written", "space there, and leave to write")
-
     def poll(self) -> None:
         """Collective. Makes a background save the latest if it is complete; does not wait."""
-        if self._queue is not None:
-            with self._explained():
-                self._queue.maybe_finalize_async_calls(blocking=False)
+        self._finalize(blocking=False)
 
     def finish(self) -> None:
         """Collective. Waits for a save that is still being written, and makes it the latest."""
+        self._finalize(blocking=True)
+
+    def _finalize(self, blocking: bool) -> None:
         if self._queue is not None:
-            with self._explained():
-                self._queue.maybe_finalize_async_calls(blocking=True)
+            with self.attempts.attempt(self._temporary), self._first_rank.kept():
+                self._queue.maybe_finalize_async_calls(blocking=blocking)
 
 
 def load_checkpoint(config: BackendConfig, state: TrainState, root: str | Path) -> tuple[int, dict[str, Any]]:
@@ -220,7 +224,7 @@ def load_checkpoint(config: BackendConfig, state: TrainState, root: str | Path) 
     else:
         state.optimizer.reload_model_params()
     if with_rng:
-        _set_rng_state(loaded["rng"])
+        set_random_state(loaded["rng"])
     return iteration, common
 
 
@@ -306,7 +310,7 @@ def _sharded_state(
         )
         content["scheduler"] = state.scheduler.state_dict()
     if with_rng:
-        content["rng"] = _sharded_rng_state()
+        content["rng"] = sharded_random_state(_layout())
     return content
 
 
@@ -322,29 +326,3 @@ def _layout() -> list[int]:
         mpu.get_data_parallel_world_size(),
         *([cp] if (cp := mpu.get_context_parallel_world_size()) > 1 else []),
     ]
-
-
-def _sharded_rng_state() -> ShardedObject:
-    """The generators of this rank; every rank keeps its own."""
-    state = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
-        "device": torch.cuda.get_rng_state(),
-        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
-    }
-    position = (
-        mpu.get_tensor_model_parallel_rank(),
-        mpu.get_pipeline_model_parallel_rank(),
-        mpu.get_data_parallel_rank(),
-        *([mpu.get_context_parallel_rank()] if mpu.get_context_parallel_world_size() > 1 else []),
-    )
-    return ShardedObject("rng", state, tuple(_layout()), position)
-
-
-def _set_rng_state(state: dict[str, Any]) -> None:
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    torch.cuda.set_rng_state(state["device"])
-    torch.set_rng_state(state["torch"])
-    tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])

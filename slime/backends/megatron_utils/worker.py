@@ -39,6 +39,7 @@ from slime.training.losses.reducers import LossFunction
 from slime.training.memory import TrainerMemory
 from slime.training.micro_batches import DataIterator
 from slime.training.parallel import ParallelContext
+from slime.training.save_attempts import Outcome
 from slime.training.versions import TRAINED, WeightVersions
 from slime.training.weights import ADAPTER, FULL
 from slime.utils.misc import load_function
@@ -184,11 +185,14 @@ class MegatronBackend:
     def weights(self, form: str = FULL) -> HfWeights:
         return HfWeights(self._model_config, self.state.model, form)
 
-    def save(self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool) -> None:
+    def save(
+        self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool
+    ) -> list[Outcome]:
         extra = {tag: partial(self._in_place_of_trained, tag) for tag in versions}
         self._writer.save(rollout_id, self.state, dict(common), extra)
         if wait:
             self._writer.finish()
+        return self._writer.attempts.take()
 
     @contextmanager
     def _in_place_of_trained(self, tag: str) -> Iterator[dict[str, Any]]:
