@@ -250,7 +250,7 @@ class SimEngineActor:
         return self.server.end
 
     def shutdown(self) -> None:
-        self.sim.world.sleep(self.sim.world.rng.choice((0.0, 0.5, 5.0)) * self.sim.world.rng.random())
+        self.sim.world.sleep(self.sim.world.rng.choice((0.0, 2.0, 28.0)) * self.sim.world.rng.random())
         self.server.die("was shut down")
 
     def process_ended(self) -> None:

@@ -4,6 +4,7 @@
 """
 
 import gc
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -19,33 +20,9 @@ from tests.simulation.bugs import BUGS, planted
 from tests.simulation.history import Found, play, play_plan
 
 ROOT = Path(__file__).parents[2]
-FOUND_BY: dict[str, int] = {
-    "an engine is admitted before it has weights": 134,
-    "an engine that joins serves the weights that it was started with": 7,
-    "an engine starts before its predecessor has ended": 7,
-    "a dead engine stays in the router": 13,
-    "a group that comes back is put into the buffer twice": 1,
-    "a group that was returned is given out again and again": 74,
-    "groups that are out are not saved": 1,
-    "a finished group is handed out twice": 1,
-    "requests to engines have no deadline": 140,
-    "health checks have no deadline": 48,
-    "the version of the weights falls": 1,
-    "the version that is told is not the one that was sent": 2,
-    "an engine stays paused after an update": 1,
-    "an update is never closed": 1,
-    "engines go on before the update is closed": 1,
-    "engines are not paused for an update": 0,
-    "control requests reach the first engine alone": 2,
-    "ranks do not agree on failures": 95,
-    "an update that an engine's death interrupts is not begun again": 16,
-    "a replacement at the same address is not connected": 25,
-    "who waits for the end of an update is not told": 37,
-    "updates ahead do not make a group older": 377,
-    "deaths are not looked for before an update": 16,
-    "health is not checked": 48,
-}
-"""The seed of a history that finds a bug."""
+_FOUND = json.loads((ROOT / "benchmarks/results/simulate.json").read_text())["bugs_found_after"]
+FOUND_BY: dict[str, int] = {name: histories - 1 for name, histories in _FOUND.items()}
+"""The seed of a history that found a bug when `benchmarks/simulate.py --bugs 1000` was last run."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -61,7 +38,7 @@ def imported_once():
 def test_every_invariant_holds_in_histories_of_every_kind():
     played = [play(seed) for seed in range(100)]
     outcomes = Counter(history.outcome == "trained" for history in played)
-    assert outcomes[True] > 50 and outcomes[False] > 3
+    assert outcomes[True] > 30 and outcomes[False] > 3
     assert sum(history.faults for history in played) > 50
     assert sum(history.resumed for history in played) > 5
     survived = [history for history in played if history.faults and history.outcome == "trained"]
@@ -103,7 +80,7 @@ def test_a_history_that_does_not_hold_says_how_to_see_it_again_and_ends_the_same
 def test_a_planted_bug_is_found(name):
     """By the seed that found it last or, where the product has changed since, by another one."""
     with planted(name), pytest.raises(Found) as found:
-        for seed in [FOUND_BY[name], *range(1000)]:
+        for seed in [FOUND_BY[name], *range(4000)]:
             play(seed)
     play(found.value.seed)  # nothing of it is left
 

@@ -8,6 +8,7 @@ import torch
 
 from slime.ray.train_worker import TrainRayActor
 from slime.training.backend import Start
+from slime.training.save_attempts import Outcome
 from slime.training.weights import NamedTensors, TensorInfo
 from slime.weight_sync.transports.session import SessionTransport
 from tests.simulation.kernel import Waiters
@@ -51,10 +52,11 @@ class Backend:
         rollout_id, self.state, common = found
         return Start(rollout_id + 1, common)
 
-    def save(self, rollout_id: int, common: Mapping[str, Any], tags: list[str], wait: bool) -> None:
+    def save(self, rollout_id: int, common: Mapping[str, Any], tags: list[str], wait: bool) -> list[Outcome]:
         self.sim.world.sleep(self.sim.world.rng.random())
         self.sim.gloo.meet("save")
         self.sim.disk.checkpoints[rollout_id] = self.state, dict(common)
+        return [None]
 
     def weights(self, form: str = "full") -> Weights:
         return Weights(self)
