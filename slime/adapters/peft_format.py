@@ -33,7 +33,7 @@ def write_adapter(
     base: str,
     modules: Iterable[str],
 ) -> None:
-    """Writes beside ``path``, then moves it there; files of these names are replaced.
+    """Writes beside ``path``, then moves it there; files of these names are replaced. Failing leaves nothing.
 
     Args:
         tensors: by `tensor_name`.
@@ -45,14 +45,16 @@ def write_adapter(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     saved = {name: tensor.contiguous().cpu().clone() for name, tensor in tensors.items()}
-    save_file(saved, partial / WEIGHTS_FILE, {"format": "pt"})
     targets = short_targets(adapted, set(modules) - adapted)
     text = json.dumps(peft_config(config, base, targets), indent=2, sort_keys=True)
-    (partial / CONFIG_FILE).write_text(text + "\n")
-    target.mkdir(parents=True, exist_ok=True)
-    for file in partial.iterdir():
-        file.replace(target / file.name)
-    partial.rmdir()
+    try:
+        save_file(saved, partial / WEIGHTS_FILE, {"format": "pt"})
+        (partial / CONFIG_FILE).write_text(text + "\n")
+        target.mkdir(parents=True, exist_ok=True)
+        for file in partial.iterdir():
+            file.replace(target / file.name)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def read_adapter(path: str | Path) -> dict[str, torch.Tensor]:

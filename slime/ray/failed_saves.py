@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from itertools import zip_longest
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +28,13 @@ class FailedSaves:
         Raises:
             RuntimeError: the run must not go on without a checkpoint.
         """
-        outcomes = [outcome for of_role in of_roles for outcome in of_role]
-        reason = next((outcome for outcome in outcomes if outcome is not None), None)
+        reason: str | None = None
+        for of_one_save in zip_longest(*of_roles):
+            failed = next((outcome for outcome in of_one_save if outcome is not None), None)
+            self._in_a_row = 0 if failed is None else self._in_a_row + 1
+            reason = failed or reason
         if reason is None:
-            self._in_a_row = 0 if outcomes else self._in_a_row
             return
-        self._in_a_row += 1
         if last and any(of_role[-1] is not None for of_role in of_roles if of_role):
             raise RuntimeError(f"{reason}; it was the last save of the run")
         if self._in_a_row > self._most:

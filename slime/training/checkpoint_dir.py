@@ -83,14 +83,26 @@ def publish(temporary: Path, final: Path, iteration: int | str, keep: int | None
     """
     replaced, marker = final.with_suffix(".replaced"), final.parent / MARKER
     new_marker = _written_marker(marker, iteration)
-    if temporary.exists():
-        if final.exists():
-            final.rename(replaced)
-        temporary.rename(final)
+    if temporary.exists() or not final.exists():
+        _put_in_place(temporary, final, replaced)
     new_marker.replace(marker)
     shutil.rmtree(replaced, ignore_errors=True)
     if keep is not None and isinstance(iteration, int):
         remove_older(final.parent, iteration, keep)
+
+
+def _put_in_place(temporary: Path, final: Path, replaced: Path) -> None:
+    """Renames both, or neither: the marker may name the one that is replaced."""
+    if final.exists():
+        # A run that was killed in here may have left one, to which nothing can be renamed.
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+    try:
+        temporary.rename(final)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(final)
+        raise
 
 
 def _written_marker(marker: Path, iteration: int | str) -> Path:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 ZIP_WRITER = "inline_container"
 """What an error of torch's zip writer names."""
 
+_SAFETENSORS_WRITER = ("I/O error", "IoError")  # IoError: before 0.6
 _CONTAINERS = (dict, list, tuple)
 _LONGEST_REASON = 100
 
@@ -52,8 +54,15 @@ def write_plain(data: dict[str, Any], path: Path) -> None:
 
 
 def is_write_error(error: BaseException) -> bool:
-    """Whether a file system did not take what was written; torch's zip writer has no exception for it."""
-    return isinstance(error, OSError) or (isinstance(error, RuntimeError) and ZIP_WRITER in str(error))
+    """Whether a file system did not take what was written.
+
+    Neither torch's zip writer nor safetensors has an exception for it.
+    """
+    if isinstance(error, RuntimeError):
+        return ZIP_WRITER in str(error)
+    if isinstance(error, SafetensorError):
+        return any(told in str(error) for told in _SAFETENSORS_WRITER)
+    return isinstance(error, OSError)
 
 
 def reason(error: Exception) -> str:

@@ -38,8 +38,19 @@ def test_the_last_save_of_a_run_must_be_whole(of_roles):
         FailedSaves(most=9).note(4, of_roles, last=True)
 
 
-def test_an_earlier_save_that_failed_does_not_matter_at_the_end():
-    FailedSaves(most=9).note(4, [[FULL, None]], last=True)
+@pytest.mark.parametrize("most", [0, 9])
+def test_an_earlier_save_that_failed_does_not_matter_at_the_end(most):
+    FailedSaves(most).note(4, [[FULL, None]], last=True)
+
+
+def test_saves_whose_ends_are_told_at_once_count_one_by_one():
+    """Of one that is written in the background the next save tells, which may fail before it begins."""
+    saves = FailedSaves(most=2)
+    saves.note(1, [[FULL, FULL]], last=False)
+    saves.note(2, [[None, FULL]], last=False)
+    saves.note(3, [[FULL]], last=False)
+    with pytest.raises(RuntimeError, match="4 saves in a row"):
+        saves.note(5, [[FULL, FULL]], last=False)
 
 
 @pytest.mark.parametrize("unsaved", [None, FULL])

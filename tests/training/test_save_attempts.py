@@ -1,6 +1,7 @@
 """A disk that is full at any point of a save costs that save alone, on every rank, and leaves nothing."""
 
 import subprocess
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -97,9 +98,13 @@ def _export_without_room(rank, args, disk):
     return {"outcomes": outcomes + worker.save_model(2), "left": left}
 
 
-def test_a_full_disk_fails_an_export_on_every_rank_and_the_next_one_is_whole(model, tmp_path):
+EXPORTS = {"weights": fsdp_args, "adapters": partial(trainer_args, lora_rank=4)}
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_a_full_disk_fails_an_export_on_every_rank_and_the_next_one_is_whole(model, tmp_path, export):
     with small_disk(tmp_path / "disk", ROOM) as disk:
-        args = fsdp_args(model, save_hf=str(disk / "hf{rollout_id}"))
+        args = EXPORTS[export](model, save_hf=str(disk / "hf{rollout_id}"))
         first, second = run_ranks(_export_without_room, 2, args, str(disk))
         assert first["outcomes"] == second["outcomes"]
         whole, *failures, last = first["outcomes"]

@@ -21,6 +21,7 @@ from slime.config.lora import LoraConfig
 from slime.config.model import ModelConfig
 from slime.models import family_of
 from slime.training.checkpoint_dir import on_first_rank
+from slime.training.checkpoint_errors import explained
 from slime.training.weights import Weights
 
 _BUCKET_BYTES = 256 * 1024**2
@@ -137,6 +138,9 @@ def save_peft(path: str | Path, base: str, config: LoraConfig, shape: ModelConfi
     Args:
         base: directory of the model that they belong to.
         weights: in the form `ADAPTER`.
+
+    Raises:
+        CheckpointError: rank 0 could not write; all raise it.
     """
     if Path(path).resolve() == Path(base).resolve():
         raise ValueError(f"--save-hf {path}: is --hf-checkpoint itself (wanted: another directory)")
@@ -146,4 +150,5 @@ def save_peft(path: str | Path, base: str, config: LoraConfig, shape: ModelConfi
             tensors.update({name: tensor.detach().cpu().clone() for name, tensor in bucket})
     names = family_of(shape.model_type).weights.hf_names(shape)
     modules = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
-    on_first_rank(lambda: write_adapter(path, tensors, config, str(Path(base).resolve()), modules))
+    with explained(path, "written", "space there, and leave to write"):
+        on_first_rank(lambda: write_adapter(path, tensors, config, str(Path(base).resolve()), modules))
