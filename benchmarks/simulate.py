@@ -113,6 +113,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _at_least(least: int, word: str) -> int:
+    """Raises argparse's own error, which names the flag."""
+    if not word.isdecimal() or int(word) < least:
+        raise argparse.ArgumentTypeError(f"{word!r} (wanted: a whole number from {least} on)")
+    return int(word)
+
+
 def _warm(number: int) -> None:
     """Has a process imported everything before the clock runs."""
     time.sleep(0.5)
@@ -122,14 +129,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--histories", type=int, default=10_000)
-    parser.add_argument("--first", type=int, default=0, help="seed of the first history")
-    parser.add_argument("--bugs", type=int, default=0, help="histories at most for each planted bug")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seed", type=int, help="play this one alone, and print its trace")
+    natural, some = partial(_at_least, 0), partial(_at_least, 1)
+    parser.add_argument("--histories", type=natural, default=10_000)
+    parser.add_argument("--first", type=natural, default=0, help="seed of the first history")
+    parser.add_argument("--bugs", type=natural, default=0, help="histories at most for each planted bug")
+    parser.add_argument("--processes", type=some, default=2)
+    parser.add_argument("--seed", type=natural, help="play this one alone, and print its trace")
     parser.add_argument("--bug", choices=BUGS, help="with --seed: what is planted")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
+    if options.bug and options.seed is None:
+        parser.error(
+            "argument --bug: it is planted in one history (wanted: --seed, or --bugs for all of them)"
+        )
     if options.seed is not None:
         show(options.seed, options.bug)
         return
