@@ -1,5 +1,6 @@
 """A disk that is full at any point of a save costs that save alone, on every rank, and leaves nothing."""
 
+import os
 import subprocess
 from functools import partial
 from itertools import pairwise
@@ -29,8 +30,12 @@ def model(tmp_path_factory):
 
 
 def _resize(disk, size):
+    _remount(disk, f"size={size}")
+
+
+def _remount(disk, limit):
     if dist.get_rank() == 0:
-        subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
+        subprocess.run(["mount", "-o", f"remount,{limit}", disk], check=True)
     dist.barrier()
 
 
@@ -96,6 +101,42 @@ def _export_without_room(rank, args, disk):
         dist.barrier()
     _resize(disk, ROOM)
     return {"outcomes": outcomes + worker.save_model(2), "left": left}
+
+
+def _names(disk):
+    found = os.statvfs(disk)
+    return found.f_files - found.f_ffree
+
+
+def _without_names(rank, args, disk):
+    """Saves where the disk takes so many files and directories more, from none to one too few."""
+    worker = TrainWorker(args)
+    worker.start()
+    empty = _names(disk)
+    dist.barrier()
+    outcomes = worker.save_model(0, force_sync=True)
+    whole, left = _names(disk), []
+    dist.barrier()
+    own = whole - empty - 2  # but `saved` and the marker, which has another name at first
+    for more in range(own + 1):
+        _remount(disk, f"nr_inodes={whole + more}")
+        outcomes += worker.save_model(1, force_sync=True)
+        left.append(sorted(path.name for path in Path(disk, "saved").iterdir()))
+        dist.barrier()
+    _remount(disk, f"nr_inodes={whole + own + 1}")
+    return {"outcomes": outcomes + worker.save_model(2, force_sync=True), "left": left}
+
+
+def test_a_disk_without_room_for_any_one_file_or_directory_fails_the_save_on_every_rank(model, tmp_path):
+    """With FSDP, where torch would make directories while it plans."""
+    with small_disk(tmp_path / "disk", ROOM) as disk:
+        args = fsdp_args(model, save=str(disk / "saved"), async_save=True)
+        first, second = run_ranks(_without_names, 2, args, str(disk))
+        assert first["outcomes"] == second["outcomes"]
+        whole, *failures, last = first["outcomes"]
+        assert whole is last is None and len(failures) > 10
+        assert all("could not be written: rank " in told for told in failures)
+        assert first["left"] == [["iter_0000000", MARKER]] * len(failures)
 
 
 EXPORTS = {"weights": fsdp_args, "adapters": partial(trainer_args, lora_rank=4)}

@@ -11,7 +11,7 @@ Only tensors are in the distributed parts; nothing that is read can run code.
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
@@ -87,7 +87,8 @@ class CheckpointWriter:
         final = iteration_dir(self._root, iteration)
         temporary = self._temporary = final.with_suffix(".tmp")
         with self.attempts.attempt(temporary):
-            on_first_rank(lambda: fresh_directory(temporary, subdirectories=[]))
+            # Those too: where torch finds no room for one, it is in planning, and no save that failed.
+            on_first_rank(lambda: fresh_directory(temporary, self._part_names(versions)))
             parts = self._parts(state, versions)
             content = self._plain(iteration, state, common)
             on_every_rank(lambda: self._write_small_files(temporary, content))
@@ -108,9 +109,12 @@ class CheckpointWriter:
         on_first_rank(action)
         self.attempts.complete()
 
+    def _part_names(self, versions: Iterable[str]) -> list[str]:
+        return [*versions, "model", *([] if self._config.no_save_optim else ["optimizer"])]
+
     def _parts(self, state: TrainState, versions: Mapping[str, Swap]) -> dict[str, Tensors]:
         keep = _copies if self._later else dict
-        parts = {}
+        parts: dict[str, Tensors] = {}
         for tag, swap in versions.items():
             with swap():
                 parts[tag] = _copies(model_tensors(state))
