@@ -28,11 +28,10 @@ class FailedSaves:
         Raises:
             RuntimeError: the run must not go on without a checkpoint.
         """
-        reason: str | None = None
-        for of_one_save in zip_longest(*of_roles):
-            failed = next((outcome for outcome in of_one_save if outcome is not None), None)
-            self._in_a_row = 0 if failed is None else self._in_a_row + 1
-            reason = failed or reason
+        ended = [next(filter(None, of_one), None) for of_one in zip_longest(*of_roles)]
+        if ended:
+            self._count(ended)
+        reason = next(filter(None, ended), None)
         if reason is None:
             return
         if last and any(of_role[-1] is not None for of_role in of_roles if of_role):
@@ -46,3 +45,10 @@ class FailedSaves:
             "(--max-failed-saves): %s",
             *(rollout_id, self._in_a_row, self._most, reason),
         )
+
+    def _count(self, ended: Sequence[str | None]) -> None:
+        """Failures told at once may be of one save, of its checkpoint and its export: they count once."""
+        if ended[-1] is None:
+            self._in_a_row = 0
+        else:
+            self._in_a_row = 1 if None in ended else self._in_a_row + 1
