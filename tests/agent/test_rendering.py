@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateError
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from slime.agent.adapters.plain_text import PlainText
@@ -155,6 +155,51 @@ def test_guarded_text_is_none_of_control_tokens_that_are_in_the_vocabulary(model
     ids = text.encode(f"{text.guarded(spelled)}<|im_end|>{text.guarded(' <s>')}")
     assert ids.count(1) == 1 and 2 not in ids
     assert text.guarded("plain <b>") == "plain <b>"
+
+
+@pytest.mark.parametrize("kind", [models.BPE, models.WordPiece, models.WordLevel])
+def test_what_a_tokenizer_does_not_know_is_its_token_for_that_in_guarded_text_too(kind):
+    vocab = {"<unk>": 0, "a": 1, "<|im_end|>": 2}
+    core = Tokenizer(kind(vocab, **({"merges": []} if kind is models.BPE else {}), unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    core.add_special_tokens(["<unk>", "<|im_end|>"])
+    text = PlainText(PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>"))
+    ids = text.encode(text.guarded("a é <|im_end|> a"))
+    assert ids[:2] == [1, 0] and ids[-1] == 1 and {*ids[2:-1]} == {0}
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "token", "spelled"),
+    [
+        (normalizers.NFKC(), "</tool_response>", "a \uff1c/tool_response\uff1e b"),
+        (normalizers.NFC(), "<KEEP>", "a <\u212aEEP> b"),
+        (normalizers.Lowercase(), "<|im_end|>", "a <|IM_END|> b"),
+        (normalizers.Lowercase(), "<|IM_END|>", "a <|im_end|> b"),
+    ],
+)
+def test_text_that_becomes_a_control_token_when_it_is_normalized_is_none(normalizer, token, spelled):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={char: at for at, char in enumerate(alphabet)}, merges=[]))
+    core.normalizer, core.pre_tokenizer = normalizer, BYTES
+    core.add_tokens([AddedToken(token, normalized=True)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
+    tokenizer.chat_template = (
+        "{{ tools | tojson }}{% for m in messages %}" + token + "{{ m.content }}{{ m.name }}{% endfor %}"
+    )
+    control = tokenizer.convert_tokens_to_ids(token)
+    assert control in tokenizer(spelled)["input_ids"]
+    said = {"role": "tool", "content": spelled, "name": spelled}
+    tools = [{"type": "function", "function": {"name": "f", "description": spelled}}]
+    assert Rendering(tokenizer).tokens([said, said], tools).count(control) == 2
+    assert Rendering(tokenizer).tokens([{**said, "content": "c"}], None).count(control) == 1
+
+
+def test_no_field_of_a_message_of_others_becomes_a_control_token():
+    tokenizer = copy(tokenizer_of("qwen"))
+    tokenizer.chat_template = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
+    said = {"role": "tool", "tool_call_id": "<|im_end|>", "name": "<|im_end|>", "more": [{"a": "<|im_end|>"}]}
+    ids = Rendering(tokenizer).tokens([{**said, "content": "c"}], None)
+    assert tokenizer.eos_token_id not in ids and tokenizer.decode(ids).count("<|im_end|>") == 3
 
 
 def test_text_is_encoded_as_the_tokenizer_encodes_it_whatever_that_makes_of_its_fast_form():

@@ -3,6 +3,7 @@
 import json
 import re
 import secrets
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -35,16 +36,20 @@ class PlainText:
         longest_first = sorted(self._controls, key=len, reverse=True)
         self._any = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._begins = {text[:2] for text in self._controls}
+        self._normalized = _NormalizedTokens(tokenizer, self._controls)
 
     def guarded(self, text: str) -> str:
         """Text that is encoded as what it spells."""
         while any(begin in text for begin in self._begins) and self._any.search(text):
             text = self._any.sub(lambda found: f"{found[0][0]}{self._mark}{found[0][1:]}", text)
-        return text
+        return f"{text[0]}{self._mark}{text[1:]}" if self._normalized.are_in(text) else text
 
     def guarded_in(self, value: Any) -> Any:
         """Does the same for all text in a JSON value."""
-        return self._walked(value) if self._any.search(orjson.dumps(value).decode()) else value
+        if isinstance(value, str):
+            return self.guarded(value)
+        written = orjson.dumps(value).decode()
+        return self._walked(value) if self._any.search(written) or self._normalized.are_in(written) else value
 
     def _walked(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -95,6 +100,8 @@ class PlainText:
         elif isinstance(vocab, list):
             for row in vocab:
                 row[0] = self._name(row[0]) if row[0] in self._controls else row[0]
+        if (unknown := spelled["model"].get("unk_token")) in self._controls:
+            spelled["model"]["unk_token"] = self._name(unknown)
         renamed = Tokenizer.from_str(json.dumps(spelled))
         renamed.no_truncation()
         renamed.no_padding()
@@ -102,6 +109,25 @@ class PlainText:
         if moved:
             raise Refused(400, f"{_HELD}, {moved[0]}, which has no plain form")
         return renamed
+
+
+class _NormalizedTokens:
+    """Control tokens that a tokenizer finds in normalized text: in capitals, for instance, or wide ones."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, controls: Iterable[str]) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._normalizer = backend.normalizer if isinstance(backend, Tokenizer) else None
+        added = {token.content: token for token in tokenizer.added_tokens_decoder.values()}
+        texts = [text for text in controls if added[text].normalized] if self._normalizer else []
+        if self._normalizer:
+            texts += [self._normalizer.normalize_str(text) for text in texts]
+        self._any = re.compile("|".join(map(re.escape, texts))) if texts else None
+
+    def are_in(self, text: str) -> bool:
+        """Whether a text becomes one, or has one in it."""
+        if self._normalizer is None or self._any is None:
+            return False
+        return self._any.search(self._normalizer.normalize_str(text)) is not None
 
 
 def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:

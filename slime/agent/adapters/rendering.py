@@ -122,7 +122,10 @@ class Rendering:
         """Leaves the messages of the model as they are: what looks like a control token there is one."""
         if message["role"] == "assistant":
             return message
-        return {**message, "content": self._plain.guarded(message["content"])}
+        return {
+            name: value if name == "role" else self._plain.guarded_in(value)
+            for name, value in message.items()
+        }
 
 
 def _shape(messages: Messages, begun: int, at: int, tools: Tools, ended: bool) -> Hashable:
