@@ -34,6 +34,7 @@ class ParsedModelOutput:
     Attributes:
         ill_formed: a call of a tool cannot be read, or is of one that nobody offered; it stays in ``text``.
         has_whole_call: there is a call with its end, well-formed or not.
+        has_thoughts: thoughts end in it, empty ones too.
     """
 
     text: str
@@ -41,6 +42,7 @@ class ParsedModelOutput:
     tool_calls: list[ToolCall] = field(default_factory=list)
     ill_formed: bool = False
     has_whole_call: bool = False
+    has_thoughts: bool = False
 
     @property
     def tool_uses(self) -> list[dict[str, Any]]:
@@ -85,6 +87,7 @@ def parse_model_output(
     if reasoning_parser_name:
         if thought := _THOUGHT.match(raw_output):
             parsed.reasoning, parsed.text = thought[1].strip(), raw_output[thought.end() :]
+            parsed.has_thoughts = True
         elif thinks or raw_output.lstrip().startswith(_OPENS):
             return parsed
     if not tool_parser_name or not tools_schema:

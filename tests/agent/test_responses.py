@@ -183,6 +183,31 @@ async def test_log_probs_are_those_of_the_text_that_the_engine_made(served, engi
     assert plain.output[1].content[0].logprobs == [] and "top_logprobs_num" not in engine.seen("generate")[1]
 
 
+async def test_empty_thoughts_are_no_part_of_what_log_probs_are_told_of(served, engine, tokenizer):
+    _, client = served
+    engine.answer = lambda conversation: "<think></think>said"
+    asked = {"model": "m", "input": "q", "include": ["message.output_text.logprobs"]}
+    made = await client.responses.create(**asked)
+    (text,) = made.output
+    assert "".join(one.token for one in text.content[0].logprobs) == "said" + EOS
+    thought = encoded(tokenizer, "<think></think>")
+    assert made.usage.output_tokens_details.reasoning_tokens == len(thought)
+
+
+async def test_a_call_of_a_kept_response_is_read_as_one_that_the_agent_sends_back(served, engine):
+    """Other tools need the whole conversation once more, in the template's words."""
+    _, client = served
+    engine.answer = lambda conversation: f"I ask. {CALL}"
+    one = await client.responses.create(model="m", input="q", tools=TOOLS)
+    result = {"type": "function_call_output", "call_id": one.output[-1].call_id, "output": "42"}
+    asked = {"model": "m", "tools": [*TOOLS, {**TOOLS[0], "name": "g"}]}
+    await client.responses.create(**asked, input=[result], previous_response_id=one.id)
+    items = [item.model_dump(exclude_none=True) for item in one.output]
+    await client.responses.create(**asked, input=[{"role": "user", "content": "q"}, *items, result])
+    kept, sent = (body["input_ids"] for body in engine.seen("generate")[1:])
+    assert kept == sent
+
+
 async def test_responses_are_kept_by_the_session_and_not_without_end(served, engine, monkeypatch):
     monkeypatch.setattr("slime.agent.adapters.responses._KEPT", 2)
     adapter, client = served

@@ -32,6 +32,7 @@ def test_the_end_of_a_call_belongs_to_an_answer_and_so_does_all_that_is_not_trim
     assert untold_stops({"stop": ["a", "</tool_call>"]}, call_ends=True) == ["a"]
     assert untold_stops({"stop": "a"}, call_ends=False) == ["a"]
     assert untold_stops({"stop": "a", "no_stop_trim": True}, call_ends=False) == []
+    assert untold_stops({"stop": ["", "a", ""]}, call_ends=False) == ["a"]
     assert untold_stops({"stop": None}, call_ends=False) == untold_stops({}, call_ends=False) == []
 
 

@@ -11,7 +11,14 @@ from aiohttp import web
 
 from slime.agent.adapters.common import UNREADABLE, BaseAdapter
 from slime.agent.adapters.growing import EventStream, body_of
-from slime.agent.adapters.openai_fields import bearer, described, error_response, log_probs_of, session_of
+from slime.agent.adapters.openai_fields import (
+    bearer,
+    described,
+    error_response,
+    log_probs_of,
+    session_of,
+    with_arguments,
+)
 from slime.agent.adapters.responses_request import ResponseRequest, read_request
 from slime.agent.adapters.session import KeptResponse, Refused, Session, Turn, TurnRequest
 
@@ -137,7 +144,7 @@ class Responses:
 
     def _thought_tokens(self, turn: Turn) -> int:
         """Tokens up to the one that closes the thoughts."""
-        if not turn.output.reasoning:
+        if not turn.output.has_thoughts:
             return 0
         ids = [token for _, token in turn.log_probs]
         return bisect_left(range(len(ids)), True, key=lambda n: _CLOSES in self._adapter.text_of(ids[:n]))
@@ -146,7 +153,9 @@ class Responses:
 def _keep(session: Session, wanted: ResponseRequest, reply: dict[str, Any], response: dict[str, Any]) -> None:
     """Keeps a response, with the conversation and the answer as a message of a chat."""
     if wanted.store:
-        session.responses[response["id"]] = KeptResponse(response, [*wanted.said, reply])
+        calls = [with_arguments(call) for call in reply.get("tool_calls", ())]
+        said = {**reply, "tool_calls": calls} if calls else reply
+        session.responses[response["id"]] = KeptResponse(response, [*wanted.said, said])
         if len(session.responses) > _KEPT:
             del session.responses[next(iter(session.responses))]
 

@@ -144,10 +144,12 @@ def sampling_of_turn(session: Session, params: Mapping[str, Any], prompt_tokens:
     """What a request asks for and the session's own, which wins; the smallest bound of new tokens counts.
 
     Raises:
-        Refused: the prompt leaves no room, or what the request wants at most is no number of tokens.
+        Refused: the prompt leaves no room, or the request has no number of tokens at most or no stop strings
+            where it says some.
     """
     if type(asked := params.get("max_new_tokens", 1)) is not int or asked < 1:
         raise Refused(400, f"{asked!r} tokens at most (wanted: a number of them)")
+    _check_stop(params.get("stop", []))
     own = {key: value for key, value in session.sampling.items() if value is not None}
     limits = [found["max_new_tokens"] for found in (own, params) if "max_new_tokens" in found]
     if session.max_context_tokens:
@@ -155,3 +157,9 @@ def sampling_of_turn(session: Session, params: Mapping[str, Any], prompt_tokens:
         if limits[-1] <= 0:
             raise Refused(400, f"{prompt_tokens} tokens of context, at most {session.max_context_tokens}")
     return {**params, **own, **({"max_new_tokens": min(limits)} if limits else {})}
+
+
+def _check_stop(stop: Any) -> None:
+    texts = [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, list | tuple) or not all(text and isinstance(text, str) for text in texts):
+        raise Refused(400, f"stop strings {stop!r} (wanted: a text or a list of texts, none of them empty)")

@@ -12,7 +12,8 @@ def untold_stops(sampling: Mapping[str, Any], call_ends: bool) -> list[str]:
     """
     stop = sampling.get("stop") or []
     stops = [stop] if isinstance(stop, str) else [*stop]
-    return [] if sampling.get("no_stop_trim") else stops[: len(stops) - call_ends]
+    stops = [] if sampling.get("no_stop_trim") else stops[: len(stops) - call_ends]
+    return [stop for stop in stops if stop]
 
 
 def without_stop(
