@@ -388,6 +388,15 @@ async def test_a_format_that_the_engine_does_not_know_is_refused(serve, engine):
         )
 
 
+async def test_stop_strings_that_are_none_are_refused_by_name(serve, engine):
+    _, client = serve()
+    for wrong in ("", [""], ["x", ""], 5, {"x": 1}, ["x", 5], [None], True):
+        for stream in (False, True):
+            response = await client.post(PATH, json={"messages": [USER], "stop": wrong, "stream": stream})
+            assert response.status_code == 400 and "stop strings" in response.json()["error"]["message"]
+    assert not engine.seen("generate")
+
+
 async def test_brackets_without_end_are_no_request(serve, engine):
     _, client = serve()
     deep = "[" * 100_000
@@ -424,7 +433,13 @@ async def test_brackets_without_end_are_no_request(serve, engine):
         ({"messages": [USER], "response_format": {"type": "json_schema"}}, 400),
         ({"messages": [USER], "top_logprobs": 3}, 400),
         ({"messages": [USER], "logprobs": True, "top_logprobs": 21}, 400),
+        ({"messages": [USER], "logprobs": True, "top_logprobs": True}, 400),
         ({"messages": [USER], "n": 2}, 400),
+        *(({"messages": [USER, {**USER, "role": wrong}]}, 400) for wrong in ("wizard", 5, ["user"])),
+        *(
+            ({"messages": [{**USER, "content": wrong}]}, 400)
+            for wrong in ({"type": "text", "text": "q"}, {}, 5)
+        ),
         ({"messages": [USER], "tools": TOOLS, "parallel_tool_calls": "no"}, 400),
         ({"messages": []}, 400),
         ({}, 400),

@@ -28,6 +28,7 @@ from slime.agent.adapters.session import OPENAI_PARAMS, TurnRequest
 
 # Would change the answer, and there is no way to heed them.
 _REFUSED = ("logit_bias", "functions", "function_call", "audio", "prediction", "web_search_options")
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class OpenAIAdapter(BaseAdapter):
@@ -147,6 +148,8 @@ def _top_log_probs(body: Mapping[str, Any]) -> int:
 
 def _as_templates_have_it(message: dict[str, Any]) -> dict[str, Any]:
     """A message whose calls have mappings as arguments; no template knows developers, who are the system."""
+    if message["role"] not in _ROLES:
+        raise ValueError(f"role {message['role']!r} (wanted: {', '.join(_ROLES)})")
     said = {**message, "role": "system"} if message["role"] == "developer" else message
     calls = message.get("tool_calls")
     return {**said, "tool_calls": [with_arguments(call) for call in calls]} if calls else said

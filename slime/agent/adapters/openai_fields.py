@@ -63,7 +63,7 @@ def top_log_probs(body: Mapping[str, Any], told: bool, by: str) -> int:
         ValueError: it is no such number, or no log-probs are wanted beside it.
     """
     number = body.get("top_logprobs") or 0
-    if not isinstance(number, int) or not 0 <= number <= _MAX_TOP_LOG_PROBS:
+    if type(number) is not int or not 0 <= number <= _MAX_TOP_LOG_PROBS:
         raise ValueError(f"top_logprobs {number!r} (wanted: 0 to {_MAX_TOP_LOG_PROBS})")
     if number and not told:
         raise ValueError(f"top_logprobs {number} without {by} (wanted: both)")

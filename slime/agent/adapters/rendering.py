@@ -143,7 +143,9 @@ def with_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
     content = message.get("content")
     if isinstance(content, str):
         return message
-    for part in content if isinstance(content, list | tuple) else ():
+    if not isinstance(content, list | tuple | None):
+        raise Refused(400, f"content {content!r} (wanted: text or parts of it)")
+    for part in content or ():
         if not isinstance(part, str) and not isinstance(part.get("text"), str):
             raise Refused(400, f"a part of type {part.get('type')!r} (wanted: text)")
     return {**message, "content": flatten_content(content)}
