@@ -109,14 +109,14 @@ class TrainingStep:
         critic.onload()
         values = critic.train(rollout_id, batch)
         if saves:
-            saved.append(critic.save_model(rollout_id, force_sync=last))
+            saved.append(critic.try_to_save(rollout_id, force_sync=last))
         critic.offload()
 
         actor.onload()
         if trains_actor(config.critic, rollout_id):
             actor.train(rollout_id, batch, values)
         if saves:
-            saved.append(actor.save_model(rollout_id, force_sync=last))
+            saved.append(actor.try_to_save(rollout_id, force_sync=last))
         self._failed_saves.note(rollout_id, saved, last)
 
 

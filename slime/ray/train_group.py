@@ -169,8 +169,17 @@ class RayTrainGroup:
             self._log.spans(f"{self._role} rank {rank}", spans)
         return [ref for _, ref, _ in outcomes if ref is not None]
 
-    def save_model(self, rollout_id: int, force_sync: bool = False) -> list[str | None]:
+    def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
         """Saves on all ranks.
+
+        Raises:
+            RuntimeError: this save failed, or an earlier one in the background.
+        """
+        for reason in filter(None, self.try_to_save(rollout_id, force_sync)):
+            raise RuntimeError(reason)
+
+    def try_to_save(self, rollout_id: int, force_sync: bool = False) -> list[str | None]:
+        """Saves on all ranks; a failure that all of them know is returned.
 
         Returns:
             For each save whose end is known now why it failed, None if it is complete.

@@ -65,9 +65,9 @@ def test_a_checkpoint_and_an_export_that_fail_together_are_one_save():
 def test_weights_are_not_saved_without_their_position_in_the_data(unsaved, caplog):
     actor, critic, rollout = MagicMock(), MagicMock(), MagicMock()
     rollout.unsaved.return_value = unsaved
-    actor.save_model.return_value, critic.save_model.return_value = [None], []
+    actor.try_to_save.return_value, critic.try_to_save.return_value = [None], []
     config = config_with(save="/saved", save_interval=1, num_rollout=3)
     TrainingStep(config, actor, critic, rollout, None).run(0, [])
-    assert actor.save_model.called is critic.save_model.called is (unsaved is None)
+    assert actor.try_to_save.called is critic.try_to_save.called is (unsaved is None)
     assert actor.train.called
     assert len(caplog.records) == (unsaved is not None)

@@ -64,6 +64,14 @@ def test_the_number_of_the_next_optimizer_step_is_saved_and_gone_on_from(started
     group._actors[0].save_model.remote.assert_called_once_with(4, True, 14)
 
 
+def test_a_save_that_failed_is_raised_to_those_who_do_not_ask_for_its_outcome(started):
+    group, _ = started(11)
+    group._gather = lambda refs, what: [[None, "no space"]]
+    assert group.try_to_save(4) == [None, "no space"]
+    with pytest.raises(RuntimeError, match="no space"):
+        group.save_model(4)
+
+
 @pytest.mark.parametrize(("first", "steps"), [(0, 0), (4, 8)])
 def test_an_older_checkpoint_stands_for_the_steps_of_full_rollouts(started, first, steps):
     assert started(None, first)[1].trained_steps == steps
