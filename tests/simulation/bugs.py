@@ -49,6 +49,24 @@ def _admitted_too_early(real: Any) -> Any:
     return replace_gone
 
 
+def _replacements_left_out(real: Any) -> Any:
+    def admit(self: ServedModel, engine: Engine) -> None:
+        if not self.replaced:
+            real(self, engine)
+
+    return admit
+
+
+def _goes_on_watching(real: Any) -> Any:
+    @contextmanager
+    def serving(self: Fleet) -> Iterator[None]:
+        self.check()
+        self._watch.resume()
+        yield
+
+    return serving
+
+
 def _only_serving(real: Any) -> Any:
     def endpoints(self: Fleet) -> Any:
         engines = [engine for model in self._updated for engine in model.living]
@@ -166,6 +184,23 @@ def _first_alone(real: Any) -> Any:
     return each
 
 
+def _left_open(real: Any) -> Any:
+    def connect(self: SessionTransport, endpoints: Any) -> None:
+        self._is_open = False
+        real(self, endpoints)
+
+    return connect
+
+
+def _booked_twice(real: Any) -> Any:
+    def train(self: RolloutAccount, group: list[Any]) -> None:
+        real(self, group)
+        self._ledger.issued += 1
+        self._ledger.trained += 1
+
+    return train
+
+
 def _without_others(real: Any) -> Any:
     @contextmanager
     def step(self: RankAgreement, name: str) -> Iterator[None]:
@@ -256,6 +291,11 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "updates ahead do not make a group older": (Bug(WeightClock, "age", _ahead_forgotten),),
     "deaths are not looked for before an update": (Bug(Fleet, "recover", _nothing),),
     "health is not checked": (Bug(EngineWatch, "_begin_checks", _nothing),),
+    "health is checked while weights are sent": (Bug(Fleet, "serving", _goes_on_watching),),
+    "a replacement never serves": (Bug(ServedModel, "admit", _replacements_left_out),),
+    "an update that was interrupted is not closed": (Bug(SessionTransport, "connect", _left_open),),
+    "what older weights have computed is kept": (Bug(SessionTransport, "_flush", _nothing),),
+    "a group is booked twice": (Bug(RolloutAccount, "train", _booked_twice),),
 }
 """What is wrong, and the names that are changed for it."""
 

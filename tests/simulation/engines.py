@@ -38,6 +38,8 @@ class EngineServer:
 
     Attributes:
         hung: it answers nothing, and computes nothing.
+        has_hung: it did once, so that it may be taken for dead later.
+        flushed: it has computed nothing since its cache was dropped.
         pieces: training state by part of the model.
         version: what it says that its weights are.
     """
@@ -45,6 +47,7 @@ class EngineServer:
     def __init__(self, sim: Any, url: str, rank: int, ready_after: float) -> None:
         self.sim, self.world, self.url, self.rank = sim, sim.world, url, rank
         self.alive, self.hung, self.ready = True, False, False
+        self.has_hung = self.flushed = False
         self.end: str | None = None
         self.ended_at = 0.0
         self.group = ""
@@ -80,7 +83,7 @@ class EngineServer:
     def hang(self, seconds: float) -> None:
         """Stands still for a while; what came in meanwhile is answered then."""
         if self.alive and not self.hung:
-            self.hung = True
+            self.hung = self.has_hung = True
             self.world.note(f"{self!r} hangs for {seconds:.1f} s")
             self.world.after(seconds, self._wake_up)
 
@@ -147,6 +150,7 @@ class EngineServer:
         return {}
 
     def _on_flush_cache(self, body: Any) -> Any:
+        self.flushed = True
         return {}
 
     def _on_begin_weight_update(self, body: Any) -> Any:
@@ -195,6 +199,7 @@ class EngineServer:
         if gone or self.hung or self.paused or due != request.due:
             return
         self.sim.rules.computes(self)
+        self.flushed = False
         request.tokens.append(self.pieces[0])
         request.versions.append(self.version)
         if len(request.tokens) >= request.wanted:
@@ -250,6 +255,7 @@ class SimEngineActor:
         return self.server.end
 
     def shutdown(self) -> None:
+        self.sim.rules.shuts_down(self.server)
         self.sim.world.sleep(self.sim.world.rng.choice((0.0, 2.0, 28.0)) * self.sim.world.rng.random())
         self.server.die("was shut down")
 

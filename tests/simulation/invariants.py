@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+from slime.ray.engine import EngineState
 from slime.rollout.attempts import flatten
 from slime.utils.types import Sample
 from tests.simulation.hooks import worth
@@ -66,10 +67,27 @@ class Rules:
             version = body["weight_version"]
             if version is not None and engine.version.isdecimal() and int(version) < int(engine.version):
                 raise self._broken(f"{engine!r}: its version falls from {engine.version} to {version}")
-        if name == "begin_weight_update" and not engine.paused:
-            raise self._broken(f"{engine!r} is updated while it serves")
+        if name == "begin_weight_update":
+            self._look_at_begin(engine)
         if name == "continue_generation" and not engine.whole:
             raise self._broken(f"{engine!r} is to go on with half-updated weights: {engine.pieces}")
+
+    def _look_at_begin(self, engine: Any) -> None:
+        if not engine.paused:
+            raise self._broken(f"{engine!r} is updated while it serves")
+        if engine.in_session:
+            raise self._broken(
+                f"{engine!r} is updated, and its last update was not closed, which engines refuse"
+            )
+        if not engine.flushed:
+            raise self._broken(f"{engine!r} is updated, and holds what older weights have computed")
+
+    def shuts_down(self, engine: Any) -> None:
+        """The product ends an engine: one that nothing has befallen only with the whole fleet."""
+        plan, fleet = self._sim.plan, self._sim.fleet
+        befallen = not engine.alive or engine.has_hung or plan.loss or plan.delay
+        if not befallen and not fleet._stopped:
+            raise self._broken(f"{engine!r} is ended, and was well")
 
     def _excuse_hanging(self) -> None:
         """Health is checked while engines generate, so that one that hangs in an update may end the run."""
@@ -102,6 +120,8 @@ class Rules:
     def updated(self) -> None:
         """The driver has come back from a weight update: every engine that serves has them, and goes on."""
         self.committed = self.sending
+        if waiting := [engine for engine in self._sim.fleet_engines() if engine.state is EngineState.READY]:
+            raise self._broken(f"after the update to {self.committed} these were not admitted: {waiting}")
         serving = self._sim.serving()
         for engine in serving:
             server = self._sim.network.servers[engine.url]
@@ -243,6 +263,9 @@ class Rules:
             raise self._broken(f"trained rollouts {sorted(self.trained)} of {plan.rollouts}")
         if len(self.stepped) != plan.rollouts * plan.ranks:
             raise self._broken(f"{len(self.stepped)} steps of {plan.rollouts} rollouts on {plan.ranks} ranks")
+        trained = sum(map(len, self.trained.values()))
+        if (books.issued, books.trained) != (self._issued, trained):
+            raise self._broken(f"{self._issued} groups were given out and {trained} trained; {books}")
         gone = books.filtered + books.dropped.total() - self._gone
         if len(self.out) != gone or books.buffered != len(self.waiting) or books.leased:
             raise self._broken(f"groups {sorted(self.out)} are lost, {gone} were dropped; {books}")
