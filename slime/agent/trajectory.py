@@ -277,7 +277,8 @@ def _without_repetition(turn: TurnRecord) -> TurnRecord:
     which Python's garbage collector would go through again and again.
     """
     meta = {name: value for name, value in turn.meta_info.items() if name not in _TOLD_TWICE}
-    return replace(turn, prompt_ids=[], meta_info=meta)
+    ids, log_probs = list(turn.output_ids), list(turn.output_log_probs)  # who is told of the turn has its own
+    return replace(turn, prompt_ids=[], output_ids=ids, output_log_probs=log_probs, meta_info=meta)
 
 
 def _begin_with(messages: Sequence[Message | PlainMessage], said: Sequence[PlainMessage]) -> bool:

@@ -272,3 +272,19 @@ def test_a_message_is_one_that_was_said_if_it_says_the_same():
         for other in messages:
             found = manager.continued("s", [other, said("b"), USER])
             assert bool(found) == (plain_message(one) == plain_message(other)), (one, other)
+
+
+def test_what_becomes_of_a_turn_after_it_is_recorded_changes_nothing_that_is_trained():
+    manager = TrajectoryManager()
+    turn = TurnRecord([1, 2], [3, 4], "stop", [-0.5, -0.25], meta_info={"weight_version": "1"})
+    said = {"role": "assistant", "content": "a"}
+    manager.record_turn(
+        "s", turn=turn, prompt_messages=[{"role": "user", "content": "q"}], response_message=said
+    )
+    turn.prompt_ids.append(9)
+    turn.output_ids.append(9)
+    turn.output_log_probs[0] = 9.0
+    turn.meta_info["weight_version"] = "9"
+    (sample,) = manager.get_trajectory("s", base_sample=Sample())
+    assert (sample.tokens, sample.rollout_log_probs) == ([1, 2, 3, 4], [-0.5, -0.25])
+    assert sample.version_spans == [("1", 2)]
