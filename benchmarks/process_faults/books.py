@@ -11,7 +11,7 @@ _ROLLOUT = ("tests/rollout/test_sglang_rollout.py",)
 _OF_CHECKPOINTS: dict[str, Fault] = {
     "a checkpoint gets no marker": Fault(
         "slime/training/checkpoint_dir.py",
-        "    partial_marker.replace(marker)\n",
+        "    new_marker.replace(marker)\n",
         "",
         _CHECKPOINT,
         "test_publishing_replaces",

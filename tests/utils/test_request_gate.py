@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 MOST = 1000
 KEY = "k"
 TIMEOUT_S = 120
-TOKENIZER = SimpleNamespace(chat_template=None, added_tokens_decoder={})
+TOKENIZER = SimpleNamespace(chat_template=None, added_tokens_decoder={}, decode=str)
 """Nothing is rendered here."""
 
 
