@@ -2,6 +2,7 @@
 
 import os
 from datetime import timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -10,6 +11,7 @@ from torch.distributed.distributed_c10d import (
     Backend,
     GroupName,
     PrefixStore,
+    ProcessGroupGloo,
     _new_process_group_helper,
     _set_pg_timeout,
     _world,
@@ -19,6 +21,8 @@ from torch.distributed.distributed_c10d import (
 from slime.utils.accelerator import process_group_backend
 from slime.utils.addresses import is_loopback
 from slime.utils.reserved_ports import listening_at
+
+_GLOO_THREADS = 2  # that run a group's collectives, as by default
 
 
 def join_process_group(timeout_minutes: float) -> None:
@@ -37,6 +41,7 @@ def join_process_group(timeout_minutes: float) -> None:
     if is_loopback(host):
         # Else gloo listens on the interface that the host's name leads to.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    share_gloo_device()
     served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     try:
         dist.init_process_group(
@@ -49,6 +54,26 @@ def join_process_group(timeout_minutes: float) -> None:
     except dist.DistError as error:
         where = f"no process group at {host}:{port} within {timeout_minutes} minutes"
         raise RuntimeError(f"trainer rank {rank} of {world_size}: {where}") from error
+
+
+def share_gloo_device() -> None:
+    """Has all gloo groups that this process makes from now on share one device.
+
+    By itself each has its own: a socket that listens, and a thread that wakes 100 times a second, also where
+    nothing is sent. megatron-core makes two dozen groups of a rank.
+    """
+    own = ProcessGroupGloo.__init__
+    if hasattr(own, "shared_device"):
+        return
+    device = ProcessGroupGloo.create_default_device()
+
+    def init(self: Any, store: Any, rank: int, size: int, timeout: timedelta = default_pg_timeout) -> None:
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices, options._timeout, options._threads = [device], timeout, _GLOO_THREADS
+        own(self, store, rank, size, options)
+
+    init.shared_device = device  # type: ignore[attr-defined]
+    ProcessGroupGloo.__init__ = init  # type: ignore[method-assign]
 
 
 def bound_collectives(timeout_minutes: float) -> None:

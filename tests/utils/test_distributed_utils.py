@@ -40,6 +40,25 @@ def test_a_trainer_on_one_machine_listens_on_loopback_only(tmp_path):
         assert result == {"total": 2.0, "listening": ["127.0.0.1"]}
 
 
+def _threads_of_further_groups(rank, args, number):
+    TrainWorker(args).start()
+    before, timeout = len(os.listdir("/proc/self/task")), timedelta(seconds=77)
+    groups = [dist.new_group(backend="gloo", timeout=timeout) for _ in range(number)]
+    total = torch.ones(1)
+    for group in groups:
+        dist.all_reduce(total, group=group)
+    limits = {group._get_backend(torch.device("cpu")).options._timeout for group in groups}
+    threads = len(os.listdir("/proc/self/task")) - before
+    return {"total": float(total), "threads": threads, "timeout": limits == {timeout}}
+
+
+def test_further_gloo_groups_of_a_trainer_bring_no_thread_that_wakes_all_the_time(tmp_path):
+    """Two threads each run their collectives; a third would look for what has come."""
+    args = trainer_args(save_tiny_hf(tmp_path, "qwen3"))
+    for result in run_ranks(_threads_of_further_groups, 2, args, 5):
+        assert result == {"total": 2.0**5, "threads": 2 * 5, "timeout": True}
+
+
 def test_a_meeting_at_an_address_of_another_machine_is_still_served(caplog):
     store = meeting_store("localhost", free_port(), 1, 0, timedelta(seconds=120))
     store.set("key", "value")
