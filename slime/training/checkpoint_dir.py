@@ -7,6 +7,7 @@ The marker is written last and atomically, and only what it names is ever loaded
 half-way is not chosen.
 """
 
+import ctypes
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from slime.training.checkpoint_errors import on_every_rank
 from slime.utils.checkpoint_record import remove_older, write_record
 
 MARKER = "latest_checkpointed_iteration.txt"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_libc = ctypes.CDLL(None)
 RELEASE = "release"
 """What a converter writes into the marker, and calls the directory of its weights."""
 
@@ -94,6 +97,10 @@ def publish(temporary: Path, final: Path, iteration: int | str, keep: int | None
 def _put_in_place(temporary: Path, final: Path, replaced: Path) -> None:
     """Renames both, or neither: the marker may name the one that is replaced."""
     if final.exists():
+        if _exchange(temporary, final):
+            # At once: a second call must not exchange them again.
+            shutil.rmtree(temporary, ignore_errors=True)
+            return
         # A run that was killed in here may have left one, to which nothing can be renamed.
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
@@ -103,6 +110,17 @@ def _put_in_place(temporary: Path, final: Path, replaced: Path) -> None:
         if replaced.exists():
             replaced.rename(final)
         raise
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Gives each the other's name in one step, so that whoever is killed leaves both.
+
+    Returns:
+        Whether it was done: some file systems, as NFS, cannot.
+    """
+    call = getattr(_libc, "renameat2", None)  # glibc has it since 2.28
+    here, there = (_AT_FDCWD, os.fsencode(one)), (_AT_FDCWD, os.fsencode(other))
+    return call is not None and call(*here, *there, _RENAME_EXCHANGE) == 0
 
 
 def _written_marker(marker: Path, iteration: int | str) -> Path:
