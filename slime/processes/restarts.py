@@ -9,18 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 from slime.processes import termination
+from slime.processes.stopped import STOPPED_LIMIT_S, StopClock, is_stopped
 
 BAD_FLAGS, INTERRUPTED = 2, 128 + signal.SIGINT
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+_LOOK_S = 1.0
 
 
 class Restarts:
     """Runs a command until it succeeds, is told to end, or fails too often without getting on.
 
     SIGTERM and Ctrl-C are handed on to it, and end it for good. It has a session of its own, so that a
-    terminal tells it nothing twice, and is sent SIGTERM when this process dies.
+    terminal tells it nothing twice, and is sent SIGTERM when this process dies. One that somebody has stopped
+    (SIGSTOP) for 15 seconds is killed: it would never end.
     """
 
     def __init__(
@@ -30,15 +33,18 @@ class Restarts:
         progress: Callable[[], object],
         limit: int,
         first_pause_s: float = FIRST_PAUSE_S,
+        stopped_limit_s: float = STOPPED_LIMIT_S,
     ) -> None:
         """
         Args:
             progress: what differs after a failure if the command has got on meanwhile.
             limit: of starts after failures in a row between which it has not got on.
             first_pause_s: seconds before the first of these; each is twice as long as the one before.
+            stopped_limit_s: seconds after which a command that is stopped is killed.
         """
         self._command, self._environment = list(command), dict(environment)
         self._progress, self._limit, self._first_pause_s = progress, limit, first_pause_s
+        self._stopped_limit_s = stopped_limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._told: int | None = None
         self._stop = threading.Event()
@@ -70,8 +76,19 @@ class Restarts:
         )
         if self._told:  # while it was started
             self._process.send_signal(self._told)
-        status = self._process.wait()
+        status = self._wait(self._process)
         return status if status >= 0 else 128 - status
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        clock = StopClock()
+        while True:
+            try:
+                return process.wait(_LOOK_S)
+            except subprocess.TimeoutExpired:
+                stopped = [process.pid] if is_stopped(process.pid) else []
+                if clock.overdue(stopped, self._stopped_limit_s):
+                    _say(f"the run is stopped (SIGSTOP), for {self._stopped_limit_s:g} s now: it is killed")
+                    process.kill()
 
     def _hand_on(self, signum: int, frame: FrameType | None) -> None:
         self._told = signum

@@ -25,6 +25,8 @@ if end == "hang":
     signal.signal(signal.SIGTERM, lambda *got: os._exit(143))
     open(place + "/hangs", "w").close()
     time.sleep(600)
+if end == "stop":
+    os.kill(os.getpid(), signal.SIGSTOP)
 if end == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
 sys.exit(int(end))
@@ -36,7 +38,7 @@ from slime.processes.restarts import Restarts
 place, ends, limit, pause = sys.argv[2:]
 command = [sys.executable, "-S", "-c", sys.argv[1], place, ends]
 progress = lambda: (Path(place) / "progress").exists() and (Path(place) / "progress").read_text()
-sys.exit(Restarts(command, os.environ, progress, int(limit), float(pause)).run())
+sys.exit(Restarts(command, os.environ, progress, int(limit), float(pause), stopped_limit_s=0.1).run())
 """
 
 
@@ -76,6 +78,7 @@ def starts(place):
         ("143", 143, 1),
         ("1", 1, 3),
         ("kill", 137, 3),
+        ("stop,0", 0, 2),
         ("1,1,1+,1,0", 0, 5),  # got on, so that failures are counted anew
         ("1+,1,1,1", 1, 3),
     ],
@@ -87,7 +90,9 @@ def test_a_command_is_started_again_while_it_gets_on(supervisor, tmp_path, ends,
     assert len(starts(tmp_path)) == count
     gave_up = bool(said) and said[-1].startswith("error: ")
     assert gave_up == (status in (1, 137))
-    assert len(said) - gave_up == count - 1
+    stopped = [line for line in said if "is stopped (SIGSTOP), for 0.1 s now: it is killed" in line]
+    assert len(stopped) == ends.count("stop")
+    assert len(said) - gave_up - len(stopped) == count - 1
 
 
 def test_what_it_says(supervisor, tmp_path):
