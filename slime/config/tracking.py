@@ -36,6 +36,11 @@ class TrackingConfig:
         place=True, help="directory of tensorboard files; default tensorboard_log"
     )
     tb_experiment_name: str | None = flag(place=True, help="subdirectory of this run")
+    prometheus_port: int | None = flag(
+        at_least=1,
+        at_most=65535,
+        help="port of this machine's loopback at which the driver serves the newest metrics: /metrics",
+    )
     log_multi_turn: bool = flag(
         False, help="log lengths with and without what tools said, and turns: multi_turn/..."
     )

@@ -1,6 +1,6 @@
 """The destinations of metrics. The driver logs; everything else returns its numbers to the driver.
 
-The JSONL file and the console line are always on; wandb and tensorboard are adapters beside them::
+The JSONL file and the console line are always on; wandb, tensorboard and Prometheus stand beside them::
 
     tracker = init_tracking(config)
     tracker.add(ConsoleSink(config))  # when the number of rollouts is known
@@ -75,6 +75,9 @@ def init_tracking(config: MetricsConfig) -> Tracker:
     """The tracker that the flags ask for, without the console.
 
     Call it in the driver only: two writers would mix their rows.
+
+    Raises:
+        OSError: ``--prometheus-port`` cannot be had.
     """
     path = metrics_path(config)
     sinks: list[Sink] = [JsonlWriter(path)]
@@ -85,6 +88,11 @@ def init_tracking(config: MetricsConfig) -> Tracker:
         context["wandb_run_id"] = wandb.run_id
     if config.tracking.use_tensorboard:
         sinks.append(TensorboardSink(config))
+    if config.tracking.prometheus_port is not None:
+        # Late, as its package is; runs without it do not pay.
+        from slime.observability.prometheus import PrometheusSink
+
+        sinks.append(PrometheusSink(config.tracking.prometheus_port))
     return Tracker(sinks, context)
 
 

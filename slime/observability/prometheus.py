@@ -1,0 +1,106 @@
+"""The newest metrics of a run, for Prometheus to ask for: ``http://127.0.0.1:<--prometheus-port>/metrics``."""
+
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from numbers import Real
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from slime.utils.same_site import is_foreign
+
+_HOST = "127.0.0.1"
+_READ_TIMEOUT_S = 5.0
+_OTHER_CHARACTERS = re.compile(r"[^a-zA-Z0-9_]")
+
+
+class NewestMetrics(Collector):
+    """The newest value of each metric, and the newest step of each axis.
+
+    A metric is called ``slime_`` and its name with ``_`` for whatever Prometheus does not allow; the label
+    ``metric`` has the name itself.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._steps: dict[str, int] = {}
+        self._values: dict[str, float] = {}
+
+    def put(self, axis: str, step: int, metrics: Mapping[str, Any]) -> None:
+        """Takes a row; what is no number is left out."""
+        with self._lock:
+            self._steps[axis] = step
+            self._values |= {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        with self._lock:
+            steps, values = dict(self._steps), dict(self._values)
+        newest = GaugeMetricFamily("slime_step", "newest step of an axis", labels=["axis"])
+        for axis, step in steps.items():
+            newest.add_metric([axis], step)
+        yield newest
+        families: dict[str, GaugeMetricFamily] = {}
+        for name, value in sorted(values.items()):
+            allowed = f"slime_{_OTHER_CHARACTERS.sub('_', name)}"
+            if allowed not in families:
+                families[allowed] = GaugeMetricFamily(allowed, f"newest value of {name}", labels=["metric"])
+            families[allowed].add_metric([name], value)
+        yield from families.values()
+
+
+class PrometheusSink:
+    """Serves the newest row of each axis on loopback, one request after the other."""
+
+    def __init__(self, port: int) -> None:
+        """
+        Raises:
+            OSError: the port cannot be had.
+        """
+        self._newest, registry = NewestMetrics(), CollectorRegistry()
+        registry.register(self._newest)
+        ProcessCollector(registry=registry)
+        try:
+            self._server = HTTPServer((_HOST, port), _handler(registry))
+        except OSError as error:
+            raise OSError(f"--prometheus-port {port}: {error.strerror} (wanted: a free port)") from error
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="prometheus", daemon=True)
+        self._thread.start()
+
+    def write(self, axis: str, step: int, metrics: Mapping[str, Any]) -> None:
+        self._newest.put(axis, step, metrics)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _handler(registry: CollectorRegistry) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _READ_TIMEOUT_S  # others wait meanwhile
+
+        def do_GET(self) -> None:
+            headers = self.headers
+            if is_foreign(headers.get("Host", ""), headers.get("Origin", ""), _HOST):
+                self.send_error(403, "asked by a page of another site")
+            elif self.path != "/metrics":
+                self.send_error(404, "wanted /metrics")
+            else:
+                self._answer(generate_latest(registry))
+
+        def _answer(self, page: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE_LATEST)
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Says nothing: it would stand between the lines of the run."""
+
+    return Handler
