@@ -149,7 +149,8 @@ def _fault_of_slime(words: list[str]) -> str | None:
         return None
     if name not in COMMANDS:
         return f"{name}: no command"
-    return _fault_of_options(rest, lambda: _help_of_command(name))
+    own, flags = (rest[: rest.index("--")], rest[rest.index("--") + 1 :]) if "--" in rest else (rest, [])
+    return _fault_of_options(own, lambda: _help_of_command(name)) or _fault_of_flags(flags)
 
 
 def _fault_of_python(words: list[str]) -> str | None:

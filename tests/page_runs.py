@@ -26,6 +26,7 @@ PRINTED = {
     **dict.fromkeys(("bash scripts/test.sh", "bash scripts/conformance.sh", "bash scripts/gpu.sh"), _SCRIPTS),
     **dict.fromkeys(("bash scripts/quickstart.sh", "bash scripts/learning.sh"), _SCRIPTS),
     "slime chat": "tests/cli/test_chat.py",
+    "slime chaos": "tests/cli/test_chaos.py",
     "slime dashboard": "tests/cli/test_dashboard.py",
     "slime resume": "tests/cli/test_run_dirs.py",
     "python -m slime_plugins.rollout_buffer.buffer": "tests/slime_plugins/test_rollout_buffer.py",
@@ -83,7 +84,7 @@ AT_NIGHT = {
 }
 """The same, in tests that are nightly."""
 NAMES = {
-    *(f"slime {name}" for name in ("check", "diff", "new-task", "report", "resume", "train")),
+    *(f"slime {name}" for name in ("chaos", "check", "diff", "new-task", "report", "resume", "train")),
     *("slime train --async", "slime train --supervise", "slime check --write-config"),
     "python tools/convert_hf_to_fp8.py",
     *("python tools/convert_fsdp_to_hf.py", "python -m slime.weight_sync.versions.puller", "pip install"),

@@ -20,8 +20,18 @@ ROOT = Path(__file__).parents[1]
 Tree = dict[str, str]
 
 ROOMS = (
-    *("cli", "dashboard", "ray", "rollout", "router", "agent", "backends", "weight_sync", "training"),
-    *("observability", "check", "arguments", "adapters", "models", "processes", "utils", "config"),
+    *("cli", "dashboard", "chaos", "ray", "rollout", "router", "agent", "backends", "weight_sync"),
+    *(
+        "training",
+        "observability",
+        "check",
+        "arguments",
+        "adapters",
+        "models",
+        "processes",
+        "utils",
+        "config",
+    ),
 )
 """From top to bottom: a room imports those below it."""
 READS_OF_ARGS = {
@@ -31,7 +41,7 @@ READS_OF_ARGS = {
 """How often a room reads a name of ``args``, at most; rooms that are not here never do. It only goes down."""
 UNAWARE = (
     *("training", "observability", "adapters", "models", "router", "agent", "processes", "weight_sync"),
-    "dashboard",
+    *("dashboard", "chaos"),
 )
 """Rooms that take their configuration, and so import nothing of the command line."""
 CLOSURES = {"slime.training.losses.policy": 20}

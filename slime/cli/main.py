@@ -29,6 +29,9 @@ COMMANDS = {
     "report": Command("slime.cli.report", "RUN_DIR", "curves of a run in the terminal"),
     "dashboard": Command("slime.cli.dashboard", "RUN_DIR ... [--port N]", "curves of runs in a browser"),
     "resume": Command("slime.cli.resume", "RUN_DIR [FLAG ...]", "go on from a run's latest checkpoint"),
+    "chaos": Command(
+        "slime.cli.chaos", "DIR [--faults N] -- FLAG ...", "disturb a run, and see whether it heals"
+    ),
     "diff": Command("slime.cli.diff", "RUN_DIR RUN_DIR", "the flags in which two runs differ"),
     "chat": Command("slime.cli.chat", "URL | MODEL_DIR", "talk to a model in the terminal"),
     "completion": Command(

@@ -1,0 +1,1 @@
+"""Faults in a real run, and whether it heals."""

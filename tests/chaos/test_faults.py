@@ -1,0 +1,44 @@
+"""A process is killed, stopped for good, or stopped for a moment."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from slime.chaos import faults
+from slime.chaos.faults import Kind, strike
+from slime.processes.stopped import is_running, is_stopped
+
+_SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def victim():
+    with subprocess.Popen(_SLEEPS) as process:
+        yield process
+        process.kill()
+
+
+def _until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_killed_process_dies(victim):
+    assert strike(Kind.KILL, victim.pid)
+    assert victim.wait(60) == -9
+    assert not strike(Kind.KILL, victim.pid)
+
+
+def test_a_stopped_process_stays_stopped_and_a_paused_one_goes_on(victim, monkeypatch):
+    monkeypatch.setattr(faults, "PAUSE_S", 0.2)
+    assert strike(Kind.STOP, victim.pid)
+    _until(lambda: is_stopped(victim.pid))
+    time.sleep(0.4)
+    assert is_stopped(victim.pid)
+    assert strike(Kind.PAUSE, victim.pid)
+    _until(lambda: not is_stopped(victim.pid))
+    assert is_running(victim.pid)
