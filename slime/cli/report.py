@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from slime.arguments.core.errors import UsageError
-from slime.cli.run_dir import Record, metrics_file, read_record
+from slime.cli.run_dir import Record, max_staleness, metrics_file, read_record
+from slime.observability.alerts import alerts_of
 from slime.observability.console import duration
-from slime.observability.jsonl import read_metrics
+from slime.observability.jsonl import read_metrics, read_rows
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40
@@ -28,14 +29,17 @@ Steps = dict[int, dict[str, Any]]
 
 
 def run(words: Sequence[str]) -> int:
-    """Prints curves of one line each."""
+    """Prints curves of one line each, and what has gone wrong."""
     parser = argparse.ArgumentParser("slime report", description=__doc__, allow_abbrev=False)
     parser.add_argument("run", help="a run's directory, or its file of metrics")
     place = parser.parse_args(words).run
     try:
         record = _record_of(place)
         hidden = {"reward"} if record and record.flags.get("loss_type") == "sft_loss" else set()
-        print(page(place, read_metrics(metrics_file(place, record)), hidden))
+        path = metrics_file(place, record)
+        print(page(place, read_metrics(path), hidden))
+        for alert in alerts_of(read_rows(path), max_staleness(record)):
+            print(f"  ! {alert}")
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

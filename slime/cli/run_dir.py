@@ -64,6 +64,12 @@ def metrics_file(place: str, record: Record | None = None) -> Path:
     return ((record.started_in if record else None) or Path()) / str(named)
 
 
+def max_staleness(record: Record | None) -> int | None:
+    """The bound of the run on the age of a group; None without one, or without a record."""
+    bound = record.flags.get("max_staleness") if record else None
+    return bound if isinstance(bound, int) else None
+
+
 def _in_run(place: str, name: str, other: str) -> Path:
     """The file of this name in a run's directory, or the place itself, which is ``other``.
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +55,31 @@ def _cut_torn_line(path: Path) -> None:
 def read_metrics(path: Path) -> dict[str, dict[int, dict[str, Any]]]:
     """The metrics of each step of each axis, merged over the step's rows; steps ascend.
 
-    Where a resumed run repeats a step, its values win. A last line without its newline is what a killed
-    process left behind; it is skipped.
+    Where a resumed run repeats a step, its values win.
+
+    Raises:
+        ValueError: see `read_rows`.
+    """
+    merged: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "rollout": {}, "eval": {}}
+    for axis, step, row in read_rows(path):
+        merged[axis].setdefault(step, {}).update(row)
+    return {axis: dict(sorted(steps.items())) for axis, steps in merged.items()}
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yields axis, step and metrics of each row, as they were written.
+
+    A last line without its newline is what a killed process left behind; it is skipped.
 
     Raises:
         ValueError: a complete line is not a JSON object, named by file and line number.
     """
-    merged: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "rollout": {}, "eval": {}}
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
             row = orjson.loads(line)
         except orjson.JSONDecodeError as error:
             raise ValueError(f"{path}:{number}: not a JSON object ({error})") from error
-        merged[row.pop("axis")].setdefault(row.pop("step"), {}).update(row)
-    return {axis: dict(sorted(steps.items())) for axis, steps in merged.items()}
+        yield row.pop("axis"), row.pop("step"), row
 
 
 def _plain(value: Any) -> Any:

@@ -33,6 +33,13 @@ ROLLOUTS = (
         COUNT,
         "few of all",
     ),
+    Metric(
+        "rollout/flat_groups",
+        "groups with one reward throughout",
+        "part",
+        "groups of several samples",
+        "below 0.9",
+    ),
     Metric("rollout/log_probs", "log-probs in the trainer before the steps", "nats", TOKENS, ""),
     Metric(
         "rollout/rollout_log_probs",

@@ -176,14 +176,21 @@ def _reward_metrics(rewards: Sequence[Any]) -> dict[str, float]:
 
 def _zero_std_metrics(
     config: MetricsConfig, samples: Sequence[Sample], rewards: Sequence[Any]
-) -> dict[str, int]:
-    """How many groups got one and the same reward throughout, and so carry no group-relative signal."""
+) -> dict[str, float]:
+    """How many groups got one and the same reward throughout, and so carry no group-relative signal.
+
+    ``flat_groups`` is their part of the groups that have several samples; absent without such groups.
+    """
     if config.advantages.advantage_estimator == "ppo":
         return {}
     groups = _rewards_by_group(samples, rewards)
     flat = [group[0] for group in groups.values() if group.count(group[0]) == len(group)]
     counts = Counter(str(round(reward, 1)) for reward in flat if isinstance(reward, Real))
-    return {f"zero_std/count_{reward}": count for reward, count in counts.items()}
+    metrics: dict[str, float] = {f"zero_std/count_{reward}": count for reward, count in counts.items()}
+    compared = [group for group in groups.values() if len(group) > 1]
+    if compared:
+        metrics["flat_groups"] = statistics.fmean(group.count(group[0]) == len(group) for group in compared)
+    return metrics
 
 
 def _rewards_by_group(samples: Sequence[Sample], rewards: Sequence[Any]) -> dict[int | None, list[Any]]:

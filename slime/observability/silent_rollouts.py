@@ -10,7 +10,7 @@ from slime.utils.misc import is_finite_number, plain_number
 from slime.utils.types import Sample
 
 _SHOWN = 300  # characters of a response and of its label
-_MOST = 0.9  # the part of the samples from which on a fault is one of the run
+FAULTY_PART = 0.9  # of the samples, from which on a fault is one of the run
 Look = Callable[[TrainingConfig, Sequence[Sample]], str | None]
 
 
@@ -93,7 +93,7 @@ class SilentRollouts:
 def cut_off(config: TrainingConfig, samples: Sequence[Sample]) -> str | None:
     """Responses that reached their longest length, before what a reward looks for at their end."""
     cut = sum(sample.status == Sample.Status.TRUNCATED for sample in samples)
-    if config.loss.loss_type != "policy_loss" or cut < max(1, _MOST * len(samples)):
+    if config.loss.loss_type != "policy_loss" or cut < max(1, FAULTY_PART * len(samples)):
         return None
     return (
         f"{cut} of {len(samples)} responses were cut off before the model ended them, so a reward that reads "
@@ -104,7 +104,7 @@ def cut_off(config: TrainingConfig, samples: Sequence[Sample]) -> str | None:
 def untrained(config: TrainingConfig, samples: Sequence[Sample]) -> str | None:
     """Responses without a token that is trained on."""
     empty = sum(sample.effective_response_length == 0 for sample in samples)
-    if empty < max(1, _MOST * len(samples)):
+    if empty < max(1, FAULTY_PART * len(samples)):
         return None
     of_chats = " (--loss-mask-type names the family of the chat template)"
     return (

@@ -65,8 +65,11 @@ class Fleet:
         return [engine.url for model in self.models.values() for engine in model.living]
 
     def metrics(self) -> dict[str, int]:
-        """How many engines each model has, and how many were replaced so far; nothing for a single model."""
-        if len(self.models) == 1:
+        """How many engines each model has, and how many were replaced so far.
+
+        Nothing for a single model before one of its engines has died.
+        """
+        if len(self.models) == 1 and not any(model.replaced or model.dead for model in self.models.values()):
             return {}
         counts = {}
         for name, model in self.models.items():

@@ -63,6 +63,21 @@ def test_what_rounding_leaves_of_a_loss_is_zero_and_no_curve(tmp_path, capsys) -
     ]
 
 
+def test_the_report_ends_with_what_went_wrong(tmp_path, capsys) -> None:
+    rows = [
+        {"axis": "rollout", "step": step, "time": 1.0, "rollout/fully_async/staleness/max": 2, "a": 1}
+        | ({"rollout/response_len/max": 0} if step > 5 else {})
+        for step in range(9)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["report", str(tmp_path)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ! ")]
+    assert line.startswith("  ! everything masked (since rollout 6): no answer has a token")
+    (tmp_path / "resolved.yaml").write_text("max_staleness: 2\n")
+    assert main(["report", str(tmp_path)]) == 0
+    assert "! staleness at its bound (since rollout 0): " in capsys.readouterr().out
+
+
 def test_metrics_that_cannot_be_read_are_named(tmp_path, capsys) -> None:
     (tmp_path / "metrics.jsonl").write_text("{}\n{}\n")
     assert main(["report", str(tmp_path)]) == 2

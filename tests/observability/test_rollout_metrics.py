@@ -41,6 +41,7 @@ def test_groups_without_signal_are_counted_by_their_reward():
     metrics = compute_metrics_from_samples(make_args(), samples)
     assert metrics["zero_std/count_1.0"] == 2
     assert metrics["zero_std/count_0.0"] == 1
+    assert metrics["flat_groups"] == 3 / 4
     assert metrics["raw_reward"] == pytest.approx(5 / 8)
 
 
@@ -49,6 +50,13 @@ def test_whole_number_rewards_keep_their_names():
     metrics = compute_metrics_from_samples(make_args(), samples)
     names = {name for name in metrics if name.startswith("zero_std")}
     assert names == {"zero_std/count_1", "zero_std/count_0", "zero_std/count_-1"}
+
+
+def test_groups_of_one_sample_are_no_groups_without_signal():
+    alone = [make_sample(group, 1.0) for group in range(3)]
+    assert "flat_groups" not in compute_metrics_from_samples(make_args(), alone)
+    several = [*alone, make_sample(3, 1.0), make_sample(3, 0.0)]
+    assert compute_metrics_from_samples(make_args(), several)["flat_groups"] == 0
 
 
 def test_a_group_that_lost_a_sample_still_has_a_pass_rate():

@@ -311,6 +311,14 @@ def test_an_engine_that_takes_no_updates_serves_again_as_soon_as_it_has_ended(ma
     }
 
 
+def test_a_single_model_is_counted_once_an_engine_has_died(make) -> None:
+    fleet, _ = make()
+    assert fleet.metrics() == {}
+    lose_actor(fleet)
+    wait_until(lambda: living(fleet) == [1])
+    assert fleet.metrics() == {"fleet/default/engines": 1, "fleet/default/replaced": 0}
+
+
 def test_even_the_last_engine_of_a_model_that_takes_no_updates_comes_back(make) -> None:
     fleet, cluster = make(models=with_a_judge)
     cluster.ended.update({2: "killed by SIGKILL", 3: "is stopped (SIGSTOP), for 10 s now"})

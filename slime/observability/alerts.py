@@ -1,0 +1,333 @@
+"""What has gone wrong in a run that goes on all the same: rules over the rows of its metrics.
+
+watch = AlertWatch(max_staleness=2)
+for axis, step, metrics in read_rows(path):
+    watch.write(axis, step, metrics)
+for alert in watch.alerts():
+    print(alert)
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from math import isfinite
+from typing import Any
+
+from slime.observability.metric import Metric
+from slime.observability.series import Series
+from slime.observability.silent_rollouts import FAULTY_PART
+from slime.observability.silent_steps import ADVICE, CURVES, USUAL_GAP, SilentSteps
+
+_ENOUGH = 10  # steps before a reward is held against the best so far
+_LOST = 0.5  # of the best reward
+_CHANGES = 4.0  # usual changes of a step below the best: no noise
+_GROWN = 10.0  # times the gap of the first steps
+_CUT = 0.5  # of the answers
+_ALONE = 1.05  # tokens per verification, of which one is there without a draft
+Look = Callable[[float, Series], str | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A fault, and how rows of metrics show it.
+
+    Attributes:
+        metric: the curve in which it is seen; ``<model>`` stands for any word.
+        advice: what to look at, and what to change.
+        look: what is wrong with a value, and the steps before it; None where nothing is.
+        rows: in so many steps, one after the other, before it counts.
+    """
+
+    name: str
+    metric: str
+    advice: str
+    look: Look | None = None
+    rows: int = 1
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A rule that has fired.
+
+    Attributes:
+        metric: the curve that shows it.
+        step: where it was first seen.
+        last: where it was last seen.
+        times: how often it came, having been gone in between.
+        is_over: whether a later step did not show it.
+    """
+
+    rule: str
+    metric: str
+    advice: str
+    found: str
+    step: int
+    last: int
+    times: int = 1
+    is_over: bool = False
+
+    def __str__(self) -> str:
+        """One line, with steps as they are in the file of metrics."""
+        return f"{self.rule} ({self.when}): {self.found}. {self.advice}"
+
+    @property
+    def when(self) -> str:
+        """Its steps in words, which count from 0."""
+        axis = "optimizer step" if self.metric.startswith("train/") else "rollout"
+        often = f", {self.times} times" if self.times > 1 else ""
+        if not self.is_over:
+            return f"since {axis} {self.step}{often}"
+        to = f" to {self.last}" if self.last > self.step else ""
+        return f"{axis} {self.step}{to}{often}"
+
+
+def _collapsed(reward: float, series: Series) -> str | None:
+    best, change = series.best, series.change_at_best
+    if series.count < _ENOUGH or reward >= best - max(_LOST * abs(best), _CHANGES * change):
+        return None
+    return f"the reward has fallen from {best:.3g} to {reward:.3g}"
+
+
+def _grown(gap: float, series: Series) -> str | None:
+    if series.early is None or gap <= max(USUAL_GAP, _GROWN * series.early):
+        return None
+    return f"trainer and engines are {gap:.2g} nats per token apart, at first {series.early:.2g}"
+
+
+def _flat(part: float, series: Series) -> str | None:
+    return f"{part:.0%} of the groups have one reward throughout" if part >= FAULTY_PART else None
+
+
+def _cut_off(part: float, series: Series) -> str | None:
+    return f"{part:.0%} of the answers were cut off at their longest length" if part >= _CUT else None
+
+
+def _not_accepted(length: float, series: Series) -> str | None:
+    if length > _ALONE:
+        return None
+    return f"{length:.3g} tokens are accepted at once: what the draft proposes is thrown away"
+
+
+def _masked(longest: float, series: Series) -> str | None:
+    return "no answer has a token that is trained on: every loss mask is 0" if longest <= 0 else None
+
+
+def _no_gradient(norm: float, series: Series) -> str | None:
+    return "the gradient is exactly 0: nothing is learned" if norm == 0 else None
+
+
+def _replaced(count: float, series: Series) -> str | None:
+    before = series.previous or 0.0
+    if count <= before:
+        return None
+    return f"{count - before:.0f} died and got a successor, {count:.0f} so far"
+
+
+def _missing(engines: float, series: Series) -> str | None:
+    return f"{engines:.0f} of {series.highest:.0f} engines live" if engines < series.highest else None
+
+
+def _stale(bound: int, age: float, series: Series) -> str | None:
+    if age < bound:
+        return None
+    return f"the oldest tokens are {age:.0f} versions old, and no more than {bound} are allowed"
+
+
+_LOOK_AT_LOGS = (
+    "Its log, which the run's output names, says why; memory is the usual cause "
+    "(--sglang-mem-fraction-static)."
+)
+RULES = (
+    Rule(
+        "reward collapse",
+        "rollout/raw_reward",
+        "Look at the samples of that step: answers that are empty, alike or cut off, or a grader that fails. "
+        "If the policy itself broke, resume from a checkpoint before it with a smaller --lr or with "
+        "--use-kl-loss.",
+        _collapsed,
+        rows=3,
+    ),
+    Rule(
+        "gap growing",
+        "train/train_rollout_logprob_abs_diff",
+        "Look whether weights arrive whole (--check-weight-update-equal) and at low precision; --use-tis "
+        "corrects the loss for what is left.",
+        _grown,
+        rows=3,
+    ),
+    Rule(
+        "groups without signal",
+        "rollout/flat_groups",
+        "Prompts are too easy or too hard, or the grader gives all answers one reward: look at samples. "
+        "--dynamic-sampling-filter-path leaves such groups out.",
+        _flat,
+        rows=3,
+    ),
+    Rule(
+        "truncation",
+        "rollout/truncated_ratio",
+        "A reward that reads the end of an answer finds nothing: a larger --rollout-max-response-len, or "
+        "prompts and rewards that ask for shorter answers.",
+        _cut_off,
+        rows=3,
+    ),
+    Rule(
+        "accepted length 1",
+        "rollout/spec_accept_length",
+        "Look whether the draft (--sglang-speculative-draft-model-path) is one of this model, and whether it "
+        "is trained along (--enable-mtp-training).",
+        _not_accepted,
+        rows=3,
+    ),
+    Rule(
+        "everything masked",
+        "rollout/response_len/max",
+        "Look at the code that makes loss masks: --custom-generate-function-path, an agent of yours, or of "
+        "chats --loss-mask-type.",
+        _masked,
+    ),
+    Rule(
+        "no gradient",
+        "train/grad_norm",
+        "Loss masks that are all 0, samples that a filter removes (remove_sample), or rewards that are alike "
+        "in each group: look at the masks and advantages of samples.",
+        _no_gradient,
+        rows=3,
+    ),
+    Rule("engine died", "fleet/<model>/replaced", _LOOK_AT_LOGS, _replaced),
+    Rule("engine missing", "fleet/<model>/engines", _LOOK_AT_LOGS, _missing),
+)
+"""What is looked for in every run, by one metric each."""
+STEP_RULES = {
+    kind: Rule(name, CURVES[kind], f"{ADVICE[kind][0].upper()}{ADVICE[kind][1:]}.")
+    for kind, name in (
+        ("gap", "log-prob gap"),
+        ("kl", "policy moves too far"),
+        ("entropy", "entropy collapse"),
+    )
+}
+"""What `SilentSteps` looks for, by its names."""
+SLOW_RANK = Rule(
+    "slow rank",
+    "perf/train_time",
+    "All others wait for it in every step: look at its machine (other processes, clocks, a broken link), or "
+    "let work be shared out by --balance-data.",
+    rows=3,
+)
+"""What the spans of ``--trace`` show, not metrics."""
+
+
+def _staleness(bound: int) -> Rule:
+    return Rule(
+        "staleness at its bound",
+        "rollout/fully_async/staleness/max",
+        "Groups are as old as they may be, and older ones are thrown away: more engines, fewer groups under "
+        "way, or a larger --max-staleness with a correction (--use-tis).",
+        partial(_stale, bound),
+        rows=5,
+    )
+
+
+@dataclass
+class RuleState:
+    """A rule's state for one metric: since when it is seen without a gap, and what has come of that."""
+
+    rule: Rule
+    metric: str
+    since: int | None = None
+    rows: int = 0
+    judged: int = -1
+    alert: Alert | None = None
+
+    def judge(self, step: int, found: str | None) -> None:
+        if step <= self.judged:
+            self._go_back_to(step)
+        self.judged = step
+        if found is None:
+            self.since, self.rows = None, 0
+            self.alert = self.alert and replace(self.alert, is_over=True)
+            return
+        self.since, self.rows = step if self.since is None else self.since, self.rows + 1
+        if self.rows < self.rule.rows:
+            return
+        if self.alert is None:
+            self.alert = Alert(self.rule.name, self.metric, self.rule.advice, found, self.since, step)
+        elif self.alert.is_over:
+            times = self.alert.times + 1
+            self.alert = replace(self.alert, found=found, last=step, times=times, is_over=False)
+        else:
+            self.alert = replace(self.alert, found=found, last=step)
+
+    def _go_back_to(self, step: int) -> None:
+        """Forgets what came at this step or later, which is written again."""
+        if self.alert and self.alert.step >= step:
+            self.alert = None
+        self.since, self.rows = None, 0
+
+
+class AlertWatch:
+    """Looks at a run's rows as they are written; a sink that tells when it is asked."""
+
+    def __init__(self, max_staleness: int | None = None) -> None:
+        rules = RULES if max_staleness is None else (*RULES, _staleness(max_staleness))
+        self._rules = [(rule, rule.metric) for rule in rules if "<" not in rule.metric]
+        self._wide = [(rule, Metric(rule.metric, "").pattern) for rule in rules if "<" in rule.metric]
+        self._beginnings = tuple({rule.metric.partition("<")[0] for rule, _ in self._wide})
+        self._series: dict[str, Series] = defaultdict(Series)
+        self._seen: dict[tuple[str, str], RuleState] = {}
+        self._steps = SilentSteps()
+
+    def write(self, axis: str, step: int, metrics: Mapping[str, Any]) -> None:
+        """Looks at one row; what is no finite number in it is left out."""
+        for rule, name in self._all_of(metrics):
+            if (value := _number(metrics.get(name))) is not None:
+                self._look(rule, name, step, value)
+        numbers = {name: value for name in _OF_STEPS if (value := _number(metrics.get(name))) is not None}
+        for kind, text in self._steps.look(axis, numbers).items():
+            if CURVES[kind] in numbers:  # several roles have rows of the same step
+                self._judge(STEP_RULES[kind], CURVES[kind], step, text)
+
+    def alerts(self) -> list[Alert]:
+        """Returns what has fired: what is still so first, then by its step."""
+        found = [seen.alert for seen in self._seen.values() if seen.alert]
+        return sorted(found, key=lambda alert: (alert.is_over, alert.step, alert.rule, alert.metric))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _all_of(self, metrics: Mapping[str, Any]) -> Iterator[tuple[Rule, str]]:
+        yield from self._rules
+        for name in metrics:
+            if name.startswith(self._beginnings):
+                yield from ((rule, name) for rule, pattern in self._wide if pattern.fullmatch(name))
+
+    def _look(self, rule: Rule, name: str, step: int, value: float) -> None:
+        series = self._series[name]
+        if step <= series.last_step:
+            series.go_back_to(step)
+        if rule.look is not None:
+            self._judge(rule, name, step, rule.look(value, series))
+        series.add(step, value)
+
+    def _judge(self, rule: Rule, name: str, step: int, found: str | None) -> None:
+        key = rule.name, name
+        if key in self._seen or found is not None:
+            self._seen.setdefault(key, RuleState(rule, name)).judge(step, found)
+
+
+_OF_STEPS = ("rollout/raw_reward", *CURVES.values())
+
+
+def alerts_of(rows: Iterable[tuple[str, int, Mapping[str, Any]]], max_staleness: int | None) -> list[Alert]:
+    """Returns the alerts of rows of metrics: axis, step and values, as they were written."""
+    watch = AlertWatch(max_staleness)
+    for axis, step, metrics in rows:
+        watch.write(axis, step, metrics)
+    return watch.alerts()
+
+
+def _number(value: Any) -> float | None:
+    """Numbers that are finite; None for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and isfinite(value) else None

@@ -1,0 +1,166 @@
+"""Each fault is told with the step in which it began, and runs that do well are told of none."""
+
+import re
+from collections.abc import Iterable
+from random import Random
+from typing import Any
+
+import pytest
+
+from slime.arguments.registry import documented_groups
+from slime.observability.alerts import RULES, SLOW_RANK, STEP_RULES, Alert, AlertWatch, Rule, alerts_of
+from slime.observability.metric_table import undescribed
+from slime.observability.silent_steps import LARGEST_GAP
+
+Rows = list[tuple[str, int, dict[str, Any]]]
+EVERY_RULE = (*RULES, *STEP_RULES.values(), SLOW_RANK)
+
+
+def curve(name: str, values: Iterable[Any]) -> Rows:
+    return [(axis_of(name), step, {name: value}) for step, value in enumerate(values)]
+
+
+def axis_of(name: str) -> str:
+    return "train" if name.startswith("train/") else "rollout"
+
+
+def fired(rows: Rows, max_staleness: int | None = None) -> list[tuple[str, int, bool]]:
+    return [(alert.rule, alert.step, alert.is_over) for alert in alerts_of(rows, max_staleness)]
+
+
+def noisy(count: int, mean: float, noise: float = 0.05) -> list[float]:
+    draw = Random(count).gauss
+    return [draw(mean, noise) for _ in range(count)]
+
+
+REWARD, GAP = "rollout/raw_reward", "train/train_rollout_logprob_abs_diff"
+
+
+def test_a_reward_that_collapses_is_told_with_the_step_where_it_began() -> None:
+    rows = curve(REWARD, [*noisy(30, 0.7), *noisy(20, 0.02, 0.01)])
+    (alert,) = alerts_of(rows, None)
+    assert (alert.rule, alert.step, alert.last, alert.is_over) == ("reward collapse", 30, 49, False)
+    assert alert.found.startswith("the reward has fallen from 0.7") and alert.when == "since rollout 30"
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        noisy(200, 0.5),
+        noisy(200, 0.0, 0.2),
+        [step / 100 for step in range(100)],
+        [*noisy(20, 0.6), 0.0, 0.0, *noisy(20, 0.6)],  # two bad rollouts are no collapse
+        [-2.0 + step / 200 for step in range(200)],
+        [0.0] * 50,
+        [0.7, 0.7, 0.0, 0.0, 0.0],  # too short a time to say
+    ],
+)
+def test_rewards_that_rise_or_vary_are_no_collapse(rewards: list[float]) -> None:
+    assert fired(curve(REWARD, rewards)) == []
+
+
+def test_negative_rewards_collapse_as_well() -> None:
+    assert fired(curve(REWARD, [*[-1.0] * 20, *[-3.0] * 5])) == [("reward collapse", 20, False)]
+
+
+def test_a_gap_that_grows_is_told_before_it_is_large() -> None:
+    values = [1e-3] * 10 + [0.02] * 5
+    assert max(values) < LARGEST_GAP
+    assert fired(curve(GAP, values)) == [("gap growing", 10, False)]
+    assert fired(curve(GAP, [1e-7] * 10 + [1e-5] * 10)) == [], "of a float32 run, and below what is usual"
+    assert {rule for rule, _, _ in fired(curve(GAP, [1e-3] * 10 + [0.3] * 5))} == {
+        "gap growing",
+        "log-prob gap",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad", "rule", "rows"),
+    [
+        ("rollout/flat_groups", 0.5, 1.0, "groups without signal", 3),
+        ("rollout/truncated_ratio", 0.1, 0.6, "truncation", 3),
+        ("rollout/spec_accept_length", 2.5, 1.0, "accepted length 1", 3),
+        ("rollout/response_len/max", 12.0, 0.0, "everything masked", 1),
+        ("train/grad_norm", 0.3, 0.0, "no gradient", 3),
+        ("train/ppo_kl", 0.01, -0.9, "policy moves too far", 1),
+        ("fleet/default/replaced", 0, 1, "engine died", 1),
+    ],
+)
+def test_a_fault_is_told_after_its_rows(name: str, good: float, bad: float, rule: str, rows: int) -> None:
+    before = [good] * 8
+    assert fired(curve(name, [*before, *[bad] * (rows - 1)])) == []
+    assert fired(curve(name, [*before, *[bad] * rows])) == [(rule, 8, False)]
+    assert fired(curve(name, before)) == []
+
+
+def test_entropy_that_falls_is_told_unless_the_reward_rises() -> None:
+    def rows(last: float) -> Rows:
+        first = curve(REWARD, [0.5]) + curve("train/entropy_loss", [0.8])
+        return [*first, ("rollout", 1, {REWARD: last}), ("train", 1, {"train/entropy_loss": 0.02})]
+
+    assert fired(rows(0.5)) == [("entropy collapse", 1, False)] and fired(rows(0.9)) == []
+
+
+def test_staleness_is_held_against_the_bound_of_the_run() -> None:
+    rows = curve("rollout/fully_async/staleness/max", [1, 2, 2, 2, 2, 2])
+    assert fired(rows, max_staleness=2) == [("staleness at its bound", 1, False)]
+    assert fired(rows, max_staleness=3) == fired(rows) == []
+
+
+def test_an_engine_that_is_missing_and_each_that_is_replaced_are_told() -> None:
+    rows = curve("fleet/judge/engines", [4, 4, 3, 4]) + curve("fleet/judge/replaced", [0, 0, 0, 1])
+    missing, died = sorted(alerts_of(rows, None), key=lambda alert: alert.rule, reverse=True)
+    assert (missing.rule, missing.step, missing.is_over) == ("engine missing", 2, True)
+    assert missing.found == "3 of 4 engines live" and died.metric == "fleet/judge/replaced"
+    assert (died.rule, died.step) == ("engine died", 3)
+
+
+def test_what_comes_again_is_counted_and_what_is_over_comes_last() -> None:
+    masked = curve("rollout/response_len/max", [9, 0, 0, 9, 0, 9])
+    cut = curve("rollout/truncated_ratio", [0, 0, 0, 1, 1, 1])
+    still, over = alerts_of([*masked, *cut], None)
+    assert (still.rule, still.when) == ("truncation", "since rollout 3")
+    assert (over.step, over.last, over.times, over.when) == (1, 4, 2, "rollout 1 to 4, 2 times")
+    assert str(over).startswith("everything masked (rollout 1 to 4, 2 times): no answer has a token")
+
+
+def test_what_a_resumed_run_does_better_is_forgotten() -> None:
+    bad = curve("rollout/response_len/max", [9, 9, 0, 0])
+    assert fired(bad) == [("everything masked", 2, False)]
+    assert fired([*bad, ("rollout", 2, {"rollout/response_len/max": 9})]) == []
+    collapse = curve(REWARD, [0.7] * 20 + [0.0] * 5)
+    resumed = [("rollout", step, {REWARD: 0.7}) for step in range(18, 24)]
+    assert fired(collapse) == [("reward collapse", 20, False)] and fired([*collapse, *resumed]) == []
+
+
+def test_the_critics_row_of_a_step_is_not_the_actors() -> None:
+    rows = curve("train/ppo_kl", [0.9] * 3)
+    critics = [("train", step, {"train/critic-loss": 1.0}) for step in range(3)]
+    beside = [row for pair in zip(rows, critics, strict=True) for row in pair]
+    assert fired(beside) == [("policy moves too far", 0, False)]
+
+
+def test_values_that_are_no_finite_numbers_are_passed_over() -> None:
+    for value in ("nan", float("nan"), True, None, "text"):
+        assert fired(curve("rollout/response_len/max", [value])) == []
+        assert fired(curve(GAP, [value])) == []
+
+
+@pytest.mark.parametrize("rule", EVERY_RULE, ids=lambda rule: rule.name)
+def test_rules_speak_of_metrics_and_flags_that_exist(rule: Rule) -> None:
+    assert undescribed([rule.metric]) == set()
+    ours = {name for group in documented_groups() for flag in group.flags for name in flag.names}
+    named = set(re.findall(r"--[a-z][a-z-]+", rule.advice))
+    assert {name for name in named if not name.startswith("--sglang-")} <= ours
+
+
+def test_names_of_rules_differ() -> None:
+    assert len({rule.name for rule in EVERY_RULE}) == len(EVERY_RULE)
+
+
+def test_a_watch_is_a_sink() -> None:
+    watch = AlertWatch()
+    watch.write("rollout", 0, {"rollout/response_len/max": 0.0})
+    watch.close()
+    (alert,) = watch.alerts()
+    assert isinstance(alert, Alert) and alert.found.endswith("every loss mask is 0")
