@@ -1,4 +1,4 @@
-"""``slime dashboard``: curves of runs in a browser."""
+"""``slime dashboard``: what runs do and did, in a browser."""
 
 import argparse
 import secrets
@@ -12,8 +12,13 @@ from pathlib import Path
 import uvicorn
 
 from slime.arguments.core.errors import UsageError
-from slime.cli.run_dir import metrics_file, read_record
-from slime.dashboard.server import Run, dashboard
+from slime.cli.run_dir import Record, max_staleness, metrics_file, read_record
+from slime.dashboard.recordings import Recordings
+from slime.dashboard.run import Run
+from slime.dashboard.server import dashboard
+from slime.dashboard.token_texts import TokenTexts
+from slime.dashboard.trace import TraceFile
+from slime.processes.private import write_private
 from slime.utils.addresses import http_url
 
 _PORT = 8899
@@ -25,6 +30,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="directories of runs, or files of metrics")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=_PORT, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--address-file", help="write the address there, for its owner alone, instead")
     asked = parser.parse_args(words)
     try:
         runs = runs_of(asked.runs)
@@ -33,8 +39,11 @@ def run(words: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     key = secrets.token_urlsafe(16)
-    print(f"{http_url(asked.host, listener.getsockname()[1])}/{key}/", flush=True)
-    print("whoever has this address sees the runs; end with Ctrl-C", flush=True)
+    address = f"{http_url(asked.host, listener.getsockname()[1])}/{key}/"
+    if asked.address_file:
+        write_private(Path(asked.address_file), f"{address}\n")
+    else:
+        print(f"{address}\nwhoever has this address sees the runs; end with Ctrl-C", flush=True)
     config = uvicorn.Config(dashboard(runs, key, asked.host), log_level="warning", access_log=False)
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])
@@ -52,9 +61,46 @@ def runs_of(places: Sequence[str]) -> list[Run]:
     found = {Path(place).resolve(): place for place in reversed(places)}  # one that is given twice is one
     counts = Counter(path.name for path in found)
     return [
-        Run(path.name if counts[path.name] == 1 else _with_its_parent(place, path), _metrics_of(place))
+        _run(path.name if counts[path.name] == 1 else _with_its_parent(place, path), place)
         for path, place in reversed(found.items())
     ]
+
+
+def _run(name: str, place: str) -> Run:
+    """A run by its record, if it has one; else by where files are as a rule."""
+    record = _record_of(place)
+    trained = _templates(place, record, "save_debug_train_data", "train_data")
+    rollouts = _templates(place, record, "save_debug_rollout_data", "rollout_data")
+    tokenizer = _named(record, "hf_checkpoint")
+    texts = TokenTexts(Path(tokenizer) / "tokenizer.json" if tokenizer else None)
+    return Run(
+        name,
+        _metrics_of(place, record),
+        max_staleness(record),
+        Recordings(rollouts, trained, texts),
+        TraceFile(Path(_named(record, "trace") or Path(place) / "trace.json")),
+    )
+
+
+def _record_of(place: str) -> Record | None:
+    """The record in a run's directory; None of a run of another version, of somebody else, or of a file."""
+    with suppress(UsageError):
+        return read_record(place) if Path(place).is_dir() else None
+    return None
+
+
+def _named(record: Record | None, flag: str) -> str | None:
+    """The place that a flag of the run names, against the directory in which it was started."""
+    named = record.flags.get(flag) if record else None
+    return None if not named else str(((record and record.started_in) or Path()) / str(named))
+
+
+def _templates(place: str, record: Record | None, flag: str, folder: str) -> tuple[str, ...]:
+    """Where recordings may be: as the run was told, or in its directory, where they may have been put."""
+    name = f"{folder}/{{rollout_id}}.pt"
+    dumped = _named(record, "dump_details")
+    found = (_named(record, flag), dumped and f"{dumped}/{name}", f"{place}/{name}")
+    return tuple(template for template in found if template)
 
 
 def _with_its_parent(place: str, path: Path) -> str:
@@ -62,11 +108,11 @@ def _with_its_parent(place: str, path: Path) -> str:
     return place if "/" in place else str(path)
 
 
-def _metrics_of(place: str) -> Path:
+def _metrics_of(place: str, record: Record | None) -> Path:
     """The file of metrics, which a run that has just begun has not written yet."""
-    with suppress(UsageError):  # no record in it: of another version, or of somebody else
-        if Path(place).is_dir():
-            return metrics_file(place, read_record(place))
+    with suppress(UsageError):
+        if record:
+            return metrics_file(place, record)
     return Path(place) / "metrics.jsonl" if Path(place).is_dir() else Path(place)
 
 

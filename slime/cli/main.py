@@ -27,7 +27,9 @@ COMMANDS = {
     "check": Command("slime.cli.check", "[--async] FLAG ...", "what a run would need, without starting it"),
     "new-task": Command("slime.cli.new_task", "DIR [--form FORM]", "write a task that learns here at once"),
     "report": Command("slime.cli.report", "RUN_DIR", "curves of a run in the terminal"),
-    "dashboard": Command("slime.cli.dashboard", "RUN_DIR ... [--port N]", "curves of runs in a browser"),
+    "dashboard": Command(
+        "slime.cli.dashboard", "RUN_DIR ... [--port N]", "what runs do and did, in a browser"
+    ),
     "resume": Command("slime.cli.resume", "RUN_DIR [FLAG ...]", "go on from a run's latest checkpoint"),
     "chaos": Command(
         "slime.cli.chaos", "DIR [--faults N] -- FLAG ...", "disturb a run, and see whether it heals"

@@ -1,7 +1,8 @@
 """A file of metrics that grows, by column."""
 
+import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from math import isfinite
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from slime.observability.alerts import Alert, AlertWatch
 from slime.observability.jsonl import RESERVED_KEYS
 
 MAX_POINTS = 1500
@@ -30,8 +32,8 @@ class MetricsFile:
     another run's, and is read anew.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, max_staleness: int | None = None) -> None:
+        self.path, self._max_staleness = path, max_staleness
         self._lock = Lock()
         self._forget()
 
@@ -43,6 +45,7 @@ class MetricsFile:
         self._columns: dict[str, dict[int, float | None]] = {}
         self._ends: dict[str, int] = {}
         self._times: tuple[float, float] | None = None
+        self._watch = AlertWatch(self._max_staleness)
 
     def refresh(self, seconds: float = READING_SECONDS) -> None:
         """Reads the lines that are new and complete, for these seconds at most.
@@ -86,6 +89,12 @@ class MetricsFile:
                 if name not in self._columns:
                     self._axes[name], self._columns[name] = axis, {}
                 self._columns[name][step] = _finite(value)
+        self._watch.write(axis, step, row)
+
+    def alerts(self) -> list[Alert]:
+        """Returns what has gone wrong as far as the file is read."""
+        with self._lock:
+            return self._watch.alerts()
 
     def summary(self) -> dict[str, Any]:
         """Returns the last step of each axis, when the run began and last wrote, and its metrics.
@@ -106,6 +115,26 @@ class MetricsFile:
         with self._lock:
             points = sorted(self._columns.get(name, {}).items())
         return list(thinned(points, MAX_POINTS))
+
+    def table(self, names: Sequence[re.Pattern[str]], rows: int) -> dict[str, Any]:
+        """Returns the last rows of the metrics that match one of ``names``, in their order.
+
+        ``totals`` are the sums of whole curves; a value of a row is None where its step has none.
+        """
+        with self._lock:
+            found = {
+                name: self._columns[name]
+                for pattern in names
+                for name in sorted(self._columns)
+                if pattern.fullmatch(name)
+            }
+            ends = [{step for step, _ in latest(column)} for column in found.values()]
+            steps = sorted(set().union(*ends))[-rows:]
+            return {
+                "names": list(found),
+                "totals": [sum(filter(None, column.values())) for column in found.values()],
+                "rows": [[step, *(column.get(step) for column in found.values())] for step in steps],
+            }
 
     def seconds(self) -> dict[str, float]:
         """Returns the mean seconds of each part of the last steps, by its name."""

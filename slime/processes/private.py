@@ -1,4 +1,4 @@
-"""A directory below a shared one, such as ``/tmp``, that nobody else can read or has prepared."""
+"""Directories below a shared one, such as ``/tmp``, and files that nobody else can read or has prepared."""
 
 import logging
 import os
@@ -33,6 +33,15 @@ def private_directory(path: Path) -> Path:
         if stat.S_IMODE(found.st_mode) != 0o700:
             path.chmod(0o700)
     return path
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file with mode 0600, as a whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    os.replace(partial, path)
 
 
 def remove_older(path: Path, days: float) -> None:

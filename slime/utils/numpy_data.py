@@ -4,6 +4,7 @@ Recordings and states of others hold them: labels and metadata that came out of 
 """
 
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.serialization import safe_globals
 from slime.utils.types import plain
 
 _KINDS = "biufcSUmM"
+_READING = RLock()  # what is safe to make is one list for all threads
 
 
 def load_plain(path: str | Path) -> Any:
@@ -21,8 +23,17 @@ def load_plain(path: str | Path) -> Any:
     Raises:
         pickle.UnpicklingError: it holds something else, which is not made.
     """
-    with safe_globals(_MADE):
-        return plain(torch.load(path, weights_only=True))
+    return plain(load_as_it_is(path))
+
+
+def load_as_it_is(path: str | Path) -> Any:
+    """The content of such a file with numpy's types, and without a walk through what it holds.
+
+    Raises:
+        pickle.UnpicklingError: it holds something else, which is not made.
+    """
+    with _READING, safe_globals(_MADE):
+        return torch.load(path, weights_only=True)
 
 
 def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:

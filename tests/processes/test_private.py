@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from slime.processes.private import DirectoryNotOurs, private_directory, remove_older
+from slime.processes.private import DirectoryNotOurs, private_directory, remove_older, write_private
 
 
 def test_a_new_directory_is_this_users_alone_whatever_the_umask(tmp_path):
@@ -35,6 +35,19 @@ def test_a_file_and_another_users_directory_are_refused(tmp_path, monkeypatch):
     for name in ("file", "theirs"):
         with pytest.raises(DirectoryNotOurs, match=name):
             private_directory(tmp_path / name)
+
+
+def test_a_file_is_this_users_alone_also_in_the_place_of_one_that_is_not(tmp_path):
+    path = tmp_path / "address"
+    previous = os.umask(0)
+    try:
+        for text in ("first", "second"):
+            write_private(path, text)
+            assert path.stat().st_mode & 0o777 == 0o600 and path.read_text() == text
+            path.chmod(0o644)
+    finally:
+        os.umask(previous)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_only_what_has_long_been_left_alone_is_removed(tmp_path):

@@ -1,11 +1,11 @@
 "use strict";
-// Asks for runs, curves and seconds every few seconds while the page is looked at. What is shown stands behind
-// the # of the address, so that it can be kept.
+// What all parts of the page use, and the curves. What is shown stands behind the # of the address, so that it can
+// be kept.
 
-const EVERY_MS = 5000, WHILE_READING_MS = 300;
 const FIRST = ["rollout/raw_reward", "rollout/response_len/mean", "train/loss", "train/grad_norm",
   "train/entropy_loss", "train/train_rollout_logprob_abs_diff", "perf/step_time"];
 const COLORS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2"];
+const LOOKED = ["run", "step", "sample", "from", "colour"];
 const element = (id) => document.getElementById(id);
 const color = (index) => COLORS[index % COLORS.length];
 
@@ -13,6 +13,8 @@ let runs = [];
 let chosen = []; // names of metrics, in the order of the page
 let isOwn = false; // whether a person has chosen them; else they are those of FIRST that there are by now
 let hidden = new Set(); // names of runs
+let view = "curves";
+let looked = {}; // what is chosen in other views: run, step, number of a sample, colour, ...
 const charts = new Map(); // metric -> {figure, plot, drawn}
 const rows = new Map(); // metric -> its row in the list
 const boxes = new Map(); // run -> its label and what is said there
@@ -52,7 +54,7 @@ function duration(seconds) {
 
 async function ask(path) {
   const answer = await fetch(`api/${path}`);
-  if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
+  if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error || `HTTP ${answer.status}`);
   return answer.json();
 }
 
@@ -69,12 +71,16 @@ function readAddress() {
   isOwn = kept.has("m");
   chosen = kept.getAll("m").filter(Boolean);
   hidden = new Set(kept.getAll("without"));
+  view = kept.get("view") || "curves";
+  looked = Object.fromEntries(LOOKED.filter((name) => kept.has(name)).map((name) => [name, kept.get(name)]));
 }
 
 function writeAddress() {
   const kept = new URLSearchParams();
   if (isOwn) for (const name of chosen.length ? chosen : [""]) kept.append("m", name);
   for (const name of hidden) kept.append("without", name);
+  if (view !== "curves") kept.append("view", view);
+  for (const name of LOOKED) if (looked[name] !== undefined) kept.append(name, looked[name]);
   history.replaceState(null, "", `#${kept}`);
 }
 
@@ -219,37 +225,7 @@ function tell(text, isProblem) {
   element("state").className = isProblem ? "problem" : "";
 }
 
-async function refresh() {
-  try {
-    runs = await ask("runs");
-    if (!isOwn) chosen = FIRST.filter((name) => metricsOfAll().has(name));
-    showRuns();
-    showMetrics();
-    await draw();
-    await showSeconds();
-    tell(`as of ${new Date().toLocaleTimeString()}`, false);
-  } catch (error) {
-    tell(`the server does not answer (${error.message})`, true);
-  }
+function chooseOnly(name) {
+  if (!chosen.includes(name)) choose(name);
+  charts.get(name)?.figure.scrollIntoView({ block: "center" });
 }
-
-async function keepRefreshing() {
-  for (;;) {
-    if (!document.hidden) await refresh();
-    await new Promise((resolve) => setTimeout(resolve, runs.some(isReading) ? WHILE_READING_MS : EVERY_MS));
-  }
-}
-
-element("filter").oninput = showMetrics;
-addEventListener("keydown", (event) => {
-  if (event.key === "/" && document.activeElement !== element("filter")) {
-    event.preventDefault();
-    element("filter").focus();
-  } else if (event.key === "Escape") {
-    element("filter").value = "";
-    showMetrics();
-  }
-});
-addEventListener("resize", () => charts.forEach(({ figure, plot }) => plot?.setSize({ width: figure.clientWidth - 18, height: 220 })));
-readAddress();
-keepRefreshing();

@@ -1,0 +1,147 @@
+"""The page in a browser: a newcomer finds what went wrong, by mouse and keys, on a phone and in the dark."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slime.cli.dashboard import runs_of
+from slime.dashboard.server import dashboard
+from tests.dashboard.browser import CHROMIUM, Browser, chromium
+from tests.dashboard.planted import ATTACK, COLLAPSED, FAULTS, MASKED, SLOW, plant
+from tests.serving import served
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium (apt install chromium)")
+SHOTS = os.environ.get("SLIME_PAGE_PICTURES")
+"""A directory for pictures of what the tests see."""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Iterator[Browser]:
+    base = tmp_path_factory.mktemp("page")
+    run = plant(base / "planted")
+    app = dashboard(runs_of([str(run)]), "secret", "127.0.0.1")
+    with served(app) as port, chromium(base / "profile") as browser:
+        browser.address = f"http://127.0.0.1:{port}/secret/"
+        yield browser
+
+
+def open_page(page: Browser, address: str = "") -> None:
+    page.problems.clear()
+    page.open(f"{page.address}{address}")
+    page.until("typeof runs !== 'undefined' && runs.length && document.querySelector('#faults li')")
+
+
+def picture(page: Browser, name: str) -> None:
+    if SHOTS:
+        page.picture(Path(SHOTS) / f"{name}.png")
+
+
+def test_a_newcomer_finds_the_planted_faults_above_everything_else(page) -> None:
+    page.look(1300)
+    open_page(page)
+    page.until("document.querySelectorAll('#faults li').length >= 5 && document.querySelector('.uplot')")
+    told = page.evaluate("[...document.querySelectorAll('#faults li')].map((row) => row.innerText)")
+    assert len(told) == len(FAULTS) and page.text("#alarms") == f"{len(FAULTS)} alerts"
+    for rule, step in FAULTS.items():
+        (text,) = [text for text in told if text.startswith(rule)]
+        assert f"step {step}" in text or f"rollout {step}" in text, text
+        assert len(text.splitlines()[-1]) > 40, "the advice"
+    picture(page, "curves")
+    assert page.problems == []
+
+
+def test_alerts_lead_to_the_curve_the_samples_and_the_time(page) -> None:
+    open_page(page)
+
+    def press(rule: str, button: str) -> None:
+        row = (
+            f"[...document.querySelectorAll('#faults li')].find((row) => row.innerText.startsWith('{rule}'))"
+        )
+        page.evaluate(
+            f"[...{row}.querySelectorAll('button')].find((b) => b.innerText === '{button}').click()"
+        )
+
+    press("engine died", "curve")
+    page.until(
+        "[...document.querySelectorAll('figure')]"
+        ".some((figure) => figure.innerText.startsWith('fleet/default/replaced'))"
+    )
+    press("everything masked", "samples")
+    page.until(
+        "document.querySelector('#tokens') && document.querySelectorAll('#samples tbody tr').length === 4"
+    )
+    assert page.evaluate("document.querySelector('#which input').value") == str(MASKED)
+    page.evaluate(
+        "(() => { const s = document.querySelector('#sample select'); s.value = 'mask'; s.onchange(); })()"
+    )
+    assert page.evaluate("document.querySelectorAll('#tokens .masked').length") == 7
+    picture(page, "samples-masked")
+    press("slow rank", "time")
+    page.until("document.querySelectorAll('#lanes .lane').length >= 6")
+    assert "log_probs 2.5 s" in page.text("#spent") and page.evaluate(
+        "document.querySelector('#when input').value"
+    ) == str(SLOW)
+    assert "sample lane 2" in page.text("#lanes") and "tool" in page.text("#lanes")
+    picture(page, "time")
+    assert page.problems == []
+
+
+def test_what_a_model_wrote_is_text(page) -> None:
+    open_page(page, f"#view=samples&run=planted&step={COLLAPSED}&sample=1")
+    page.until(
+        "document.querySelectorAll('#samples tbody tr').length === 4 && document.querySelector('#tokens')"
+    )
+    assert ATTACK in page.text("#samples")
+    assert ATTACK in page.evaluate("document.querySelector('#sample').textContent")
+    assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
+    assert page.evaluate("document.title") == "slime" and page.problems == []
+
+
+def test_keys_go_through_views_steps_samples_and_tokens(page) -> None:
+    open_page(page, f"#view=samples&run=planted&step={COLLAPSED}")
+    page.until("document.querySelector('#tokens')")
+    page.press("j")
+    page.until("document.querySelector('#sample h2').innerText.startsWith('sample 1,')")
+    page.evaluate("document.querySelector('#tokens').focus()")
+    for _ in range(5):
+        page.press("ArrowRight")
+    assert page.text("#token").startswith("token 1 of the response, id 1, log-prob, engine -0.2")
+    page.press("]")
+    page.until(f"document.querySelector('#which input').value === '{MASKED}'")
+    for key, view in (("3", "engines"), ("4", "time"), ("1", "curves"), ("2", "samples")):
+        page.press(key)
+        page.until(
+            "[...document.querySelectorAll('[data-view]')]"
+            f".every((part) => part.hidden === (part.dataset.view !== '{view}'))"
+        )
+        assert page.evaluate("document.querySelector('#views [aria-pressed=true]').value") == view
+    page.press("/")
+    page.until("document.activeElement.id === 'filter'")
+    assert page.problems == []
+
+
+def test_engines_and_ledger_are_tables(page) -> None:
+    open_page(page, "#view=engines")
+    page.until("document.querySelectorAll('#tables table').length === 2")
+    text = page.text("#tables").replace("\u200b", "")
+    assert "fleet/default/replaced" in text and "rollout/dropped/aborted" in text
+    assert page.evaluate("document.querySelector('#tables .total').innerText").split() == ["all", "9"]
+    picture(page, "engines")
+
+
+@pytest.mark.parametrize("view", ["curves", "samples", "engines", "time"])
+def test_nothing_sticks_out_of_a_phone_and_text_can_be_read_in_the_dark(page, view: str) -> None:
+    page.look(390, 844, "dark")
+    open_page(page, f"#view={view}&run=planted&step={COLLAPSED}")
+    shown = {"curves": ".uplot", "samples": "#tokens", "engines": "#tables table", "time": ".lane"}[view]
+    page.until(f"document.querySelector('{shown}')")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    light = "getComputedStyle(document.body).{}.match(/\\d+/g).slice(0, 3).reduce((a, b) => +a + +b)"
+    assert page.evaluate(light.format("color")) > 400 > 150 > page.evaluate(light.format("backgroundColor"))
+    picture(page, f"phone-{view}")
+    page.look(1300, 900, "dark")
+    picture(page, f"dark-{view}")
+    page.look(1300)
+    assert page.problems == []
