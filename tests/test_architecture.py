@@ -20,18 +20,9 @@ ROOT = Path(__file__).parents[1]
 Tree = dict[str, str]
 
 ROOMS = (
-    *("cli", "dashboard", "chaos", "ray", "rollout", "router", "agent", "backends", "weight_sync"),
-    *(
-        "training",
-        "observability",
-        "check",
-        "arguments",
-        "adapters",
-        "models",
-        "processes",
-        "utils",
-        "config",
-    ),
+    *("cli", "dashboard", "chaos", "ray", "rollout", "router", "agent", "environments", "backends"),
+    *("weight_sync", "training", "observability", "check", "arguments", "adapters", "models"),
+    *("processes", "utils", "config"),
 )
 """From top to bottom: a room imports those below it."""
 READS_OF_ARGS = {
@@ -41,7 +32,7 @@ READS_OF_ARGS = {
 """How often a room reads a name of ``args``, at most; rooms that are not here never do. It only goes down."""
 UNAWARE = (
     *("training", "observability", "adapters", "models", "router", "agent", "processes", "weight_sync"),
-    *("dashboard", "chaos"),
+    *("dashboard", "chaos", "environments"),
 )
 """Rooms that take their configuration, and so import nothing of the command line."""
 CLOSURES = {"slime.training.losses.policy": 20}
@@ -157,7 +148,7 @@ def neutral_rooms_import_no_backend(tree: Tree) -> Iterator[str]:
 
 def sample_makers_do_not_train(tree: Tree) -> Iterator[str]:
     for path, source in tree.items():
-        if room_of(module_of(path)) in ("rollout", "router", "agent"):
+        if room_of(module_of(path)) in ("rollout", "router", "agent", "environments"):
             for module in imports(source):
                 if module.startswith(("slime.training", "torch.distributed")):
                     yield f"{path} imports {module}"
@@ -446,6 +437,7 @@ def test_importing_neutral_rooms_and_faces_loads_no_trainer_and_patches_nothing(
         "processes",
         "rollout",
         "agent",
+        "environments",
         "router",
         "utils",
         "config",

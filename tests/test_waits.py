@@ -18,6 +18,7 @@ IDLE = {
     "backends/embedded_engine/engine.py: _take_incoming: self._wakeup.wait": "woken by close",
     "backends/embedded_engine/grammar/worker.py: main: sys.stdin.readline": "its engine closes the pipe",
     "cli/chaos.py: _run_twin: twin.wait": "the life of the run",
+    "rollout/environment_hosts.py: _work: self._jobs.get": "its episode ends it, or it is a daemon",
     "processes/reaper.py: sweep_after: select.select": "the life of its process",
     "rollout/sleep_rollout.py: sleep: threading.Event().wait": "what it is for",
     "router/asgi.py: receive: asyncio.Event().wait": "cancelled with its request",
@@ -41,7 +42,7 @@ KILLED = {
     "processes/child.py: terminate: self._supervisor.wait": "after SIGKILL",
     "processes/forked.py: close: self._process.wait": "after SIGKILL",
     "processes/termination.py: leave: _leaving.acquire": "the process ends by os._exit meanwhile",
-    "rollout/rm_hub/grading_pool.py: stop: self._process.wait": "after SIGKILL",
+    "rollout/rm_hub/grading_pool.py: stop: process.wait": "after SIGKILL",
 }
 # What is asked for is there: a wait with a deadline came before, or nothing is waited for.
 DONE = {

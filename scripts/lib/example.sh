@@ -11,7 +11,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/launch.sh"
 
 example() {
     need_environment
-    make_absolute MODEL OUTPUT QUESTIONS CORPUS TEACHER EVAL_CONFIG MIS_CONFIG
+    make_absolute MODEL OUTPUT QUESTIONS CORPUS TEACHER USER_MODEL EVAL_CONFIG MIS_CONFIG
     : "${OUTPUT:=$RUNS/examples/$1}"
     mkdir -p "$OUTPUT"
     local layout=("${@:2}")

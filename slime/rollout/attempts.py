@@ -3,6 +3,7 @@
 from typing import Any
 
 from slime.rollout.copies import copied
+from slime.rollout.ungraded import FAILURE
 from slime.utils.types import EARLIER_TOKENS, Sample
 
 FINISHED = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED, Sample.Status.FAILED)
@@ -37,7 +38,8 @@ def without_answers(group: list[Sample]) -> list[Sample]:
         sample.tokens = sample.tokens[: len(sample.tokens) - sample.response_length]
         for name in _OF_THE_ANSWER:
             setattr(sample, name, copied(getattr(_FRESH, name)))
-        sample.metadata.pop(EARLIER_TOKENS, None)
+        for name in (EARLIER_TOKENS, FAILURE):
+            sample.metadata.pop(name, None)
     return fresh
 
 

@@ -67,7 +67,12 @@ async def _speak(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> 
 
 def start_over(sample: Sample, state: GenerateState) -> None:
     """Begins with the prompt alone, also where an earlier attempt was aborted between turns."""
+    without_answer(sample)
     sample.tokens = state.encode_prompt(sample)
+
+
+def without_answer(sample: Sample) -> None:
+    """Forgets what an attempt has made of a sample; its tokens stay."""
     sample.response, sample.response_length = "", 0
     sample.loss_mask, sample.rollout_log_probs, sample.weight_versions = None, None, []
     sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = None

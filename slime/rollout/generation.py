@@ -237,7 +237,7 @@ async def _score(args: Any, result: Sample | list[Sample]) -> None:
     samples = _as_list(result)
     if any(sample.status == Sample.Status.ABORTED for sample in samples):
         return
-    unscored = [sample for sample in samples if sample.reward is None]
+    unscored = [sample for sample in samples if sample.reward is None and not is_ungraded(sample)]
     if isinstance(result, Sample):
         if unscored:
             result.reward = await async_rm(args, result)

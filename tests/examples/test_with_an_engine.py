@@ -1,4 +1,4 @@
-"""Conversations of the examples with a real engine: what is trained has the log-probs of the model."""
+"""Conversations with a real engine: what is trained has the log-probs of the model."""
 
 import re
 from urllib.parse import urlsplit
@@ -7,6 +7,8 @@ import pytest
 
 from examples.multi_agent.rollout_with_multi_agents import generate_with_multi_agents
 from examples.search_r1 import generate_with_search
+from slime.environments import Step
+from slime.rollout.episodes import Episodes
 from slime.utils.types import Sample
 from tests.engines.embedded import Server, make_checkpoint, token_logprobs
 
@@ -65,3 +67,21 @@ async def test_each_of_a_team_has_tokens_of_its_own(served, served_args):
     for sample in team:
         expect_own_log_probs(served[0], sample)
     assert origin.tokens == [] and origin.status == Sample.Status.PENDING
+
+
+class Echoes:
+    """Says again what it hears, which from a random model is anything."""
+
+    def reset(self, task, seed):
+        return task["prompt"]
+
+    def step(self, answer):
+        return Step(f"{answer.text}?", reward=0.25)
+
+
+async def test_turns_of_an_episode_leave_the_model_s_own_tokens_as_they_were(served, served_args):
+    sample = Sample(index=0, prompt="Who?")
+    params = PARAMS | {"max_new_tokens": 400, "stop": STOPS}
+    sample = await Episodes(Echoes, max_turns=3)(served_args, sample, params)
+    assert sample.metadata["round_number"] == 3 and sample.reward == 0.75 and 0 in sample.loss_mask
+    expect_own_log_probs(served[0], sample)

@@ -136,7 +136,7 @@ def test_a_process_that_was_killed_is_replaced_without_a_loss(process, monkeypat
     assert process.call(EQUAL, "1", "1.0") is True
     monkeypatch.setattr(grading_pool, "_WORKER", Path("/nonexistent.py"))
     process.stop()
-    with pytest.raises(GraderError, match="does not start: the grading process ended with exit status 2"):
+    with pytest.raises(GraderError, match="does not start: its process ended with exit status 2"):
         process.call(EQUAL, "1", "1.0")
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from slime.rollout.attempts import without_answers
 from slime.rollout.base_types import GradingFailed, RolloutError
 from slime.rollout.evaluation import eval_rollout_single_dataset
 from slime.rollout.filter_hub.base_types import call_dynamic_filter
@@ -48,6 +49,11 @@ def test_a_group_of_nothing_else_stays_without_a_reward_and_is_dropped():
     assert (output.keep, output.reason) == (False, "ungraded")
     assert call_dynamic_filter(None, None, [*group, graded(0.0)]).keep
     assert call_dynamic_filter(None, None, []).keep
+
+
+def test_an_answer_that_is_given_anew_is_not_known_to_be_ungraded():
+    (fresh,) = without_answers([ungraded()])
+    assert not nothing_is_graded([fresh]) and not fresh.remove_sample
 
 
 calls = []

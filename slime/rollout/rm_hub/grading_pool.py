@@ -38,6 +38,8 @@ _GRACE_S = 2.0
 _ENDING_S = 1.0
 _MARK = "SLIME_GRADING_PROCESS"
 _CHUNK = 1 << 16
+# Of a process that computes for one at a time, and of which there are many.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _PYTHONS_OWN = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONHASHSEED", "PYTHONPYCACHEPREFIX", "LANG", "LC_ALL")
 GRADING_LIMIT_S = 10.0
 _MAX_PROCESSES = 4
@@ -142,8 +144,22 @@ class GradingProcess:
         """The process id, if there is a process."""
         return None if self._process is None else self._process.pid
 
-    def call(self, function: str, *args: Any) -> Any:
+    def load(self, function: str) -> None:
+        """Import what is at a dotted path, which may take longer than a call of it. Blocks.
+
+        Raises:
+            GraderError: it cannot be imported.
+        """
+        if self._process is None:
+            self._start()
+        if function not in self._loaded:
+            self._load(function)
+
+    def call(self, function: str, *args: Any, once: bool = False) -> Any:
         """What a function says, found by its dotted path; arguments and result are plain JSON. Blocks.
+
+        Args:
+            once: it goes on from an earlier call, so that no other process can answer where this one died.
 
         Raises:
             GradingFailed: it did not come to an end within the limit, raised, or took its process with it.
@@ -152,7 +168,9 @@ class GradingProcess:
         shown = f"{function} on {args!r:.160}"
         try:
             reply = self._call_once(function, args)
-        except ProcessDied:  # by somebody who was short of memory, perhaps: once more
+        except ProcessDied as death:  # by somebody who was short of memory, perhaps: once more
+            if once:
+                raise GradingFailed(f"{shown}: {death}") from death
             try:
                 reply = self._call_once(function, args)
             except ProcessDied as error:
@@ -166,10 +184,7 @@ class GradingProcess:
         return reply["value"]
 
     def _call_once(self, function: str, args: tuple[Any, ...]) -> dict[str, Any]:
-        if self._process is None:
-            self._start()
-        if function not in self._loaded:
-            self._load(function)
+        self.load(function)
         return self._ask({"function": function, "args": args, "limit_s": self._limit_s})
 
     def _load(self, function: str) -> None:
@@ -210,28 +225,29 @@ class GradingProcess:
         self.stop()
         if code in (None, -signal.SIGALRM):
             return {"failed": f"no verdict within {limit_s:g} s"}
-        raise ProcessDied(f"the grading process ended with exit status {code}")
+        raise ProcessDied(f"its process ended with exit status {code}")
 
     def stop(self) -> None:
         """Kill the process, if there is one, and all that it started."""
-        if self._process is None:
+        # Whoever closes a pool may do so while another thread still asks.
+        process, self._process, mark = self._process, None, self._mark
+        if process is None:
             return
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
-        self._process = None
-        kill_marked(_MARK, self._mark)
+        kill_marked(_MARK, mark)
 
 
 def _environment() -> dict[str, str]:
     """What Python needs to start and to import the same; keys and tokens are nobody's business there."""
     own = {name: os.environ[name] for name in _PYTHONS_OWN if name in os.environ}
-    return {**own, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+    return {**own, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
 
 
 @cache

@@ -1,0 +1,1 @@
+"""A model behind an agent that speaks the API of Anthropic and knows nothing of training."""

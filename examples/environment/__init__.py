@@ -1,0 +1,1 @@
+"""A model that walks over a frozen lake, an environment of Gymnasium."""

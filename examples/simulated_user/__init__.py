@@ -1,0 +1,1 @@
+"""A model at a service desk, and a customer whom a second model plays."""
