@@ -18,6 +18,11 @@ class TrackingConfig:
     metrics_file: str | None = flag(
         place=True, help="JSONL file of metrics; default metrics.jsonl in --save, else in outputs/"
     )
+    dashboard: bool = flag(
+        False,
+        help="show the run in a browser of this machine while it lasts; the address is in dashboard.url, "
+        "beside the metrics",
+    )
     use_wandb: bool = flag(False, help="log to Weights & Biases")
     wandb_mode: Literal["online", "offline", "disabled"] | None = flag(help="mode; default as wandb chooses")
     wandb_dir: str | None = flag(place=True, help="directory of wandb's local files")

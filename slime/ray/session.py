@@ -153,6 +153,7 @@ def _in_cluster(config: RunConfig, loop: Loop) -> None:
     from slime.observability.silent_steps import SilentSteps
     from slime.observability.spans import TraceFile
     from slime.observability.tracking import init_tracking
+    from slime.ray.run_page import run_page
     from slime.ray.setup import running_groups
 
     tracker = init_tracking(config)
@@ -160,7 +161,7 @@ def _in_cluster(config: RunConfig, loop: Loop) -> None:
     with putting_away(_PUTTING_AWAY):
         try:
             log = RunLog(tracker, TraceFile(Path(config.debug.trace)) if config.debug.trace else None)
-            with running_groups(config, log) as groups:
+            with run_page(config), running_groups(config, log) as groups:
                 _warn_if_done(groups.config, groups.actor.start_rollout_id)
                 tracker.add(ConsoleSink(groups.config))
                 tracker.add(SilentSteps())
