@@ -40,6 +40,11 @@ FORMS = {
         ("shared", "single_turn"),
         {**_PRACTICE, "FUNCTIONS": _REWARD},
     ),
+    "environment": Form(
+        "an environment that the model plays, and its rewards",
+        ("shared", "environment"),
+        {"TEMPLATE": "false", "LENGTH": "16", "FUNCTIONS": _GENERATE},
+    ),
     "agent": Form(
         "an agent with a tool that knows only OpenAI's client",
         ("shared", "agent"),

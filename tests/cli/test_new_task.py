@@ -20,6 +20,7 @@ ALL = {"README.md", "make_data.py", "run.sh", "run.yaml", "task.py", "test_task.
 OWN = {
     "multi-turn": {"sft.yaml"},
     "single-turn": {"sft.yaml"},
+    "environment": {"sft.yaml"},
     "agent": {"sft.yaml", "agent.py"},
     "distillation": {"sft.yaml", "teacher.yaml"},
     "sft": {"eval.yaml"},
@@ -75,6 +76,7 @@ def made(directory: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 PRACTICE = {
     "multi-turn": ("task.generate", "task.reward", True),
     "single-turn": (None, "task.reward", True),
+    "environment": ("task.generate", None, False),
     "agent": ("task.generate", None, False),
     "distillation": (None, "task.reward", True),
 }
