@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from slime.processes.restarts import end_with_parent
+
 _STARTS_AGAIN = re.compile(r"^supervisor: .*it starts again", re.MULTILINE)
 _TAIL = 15
 PROGRAM = (sys.executable, "-m", "slime.cli", "train")
@@ -37,6 +39,7 @@ class StartedRun:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=end_with_parent,
             )
         self.pid, self.started = self._process.pid, time.monotonic()
 

@@ -2,11 +2,14 @@
 
 import argparse
 import json
+import signal
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import psutil
 
@@ -40,6 +43,7 @@ def run(words: Sequence[str]) -> int:
         for message in error.messages:
             print(f"error: {message}", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, _leave)  # else it would leave the run behind
     findings = Findings([])
     twin = directory / "twin" if asked.twin else None
     if twin and (failure := _run_twin(flags, twin, findings)):
@@ -51,6 +55,10 @@ def run(words: Sequence[str]) -> int:
     (directory / "chaos.md").write_text(page(plan, findings))
     print(page(plan, findings))
     return int(bool(findings.problems))
+
+
+def _leave(signum: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + signum)
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -72,7 +72,7 @@ class Restarts:
 
     def _start_once(self) -> int:
         self._process = subprocess.Popen(
-            self._command, env=self._environment, start_new_session=True, preexec_fn=_end_with_parent
+            self._command, env=self._environment, start_new_session=True, preexec_fn=end_with_parent
         )
         if self._told:  # while it was started
             self._process.send_signal(self._told)
@@ -97,7 +97,8 @@ class Restarts:
             self._process.send_signal(signum)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Has this process, a child before its ``execve``, sent SIGTERM when its parent dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

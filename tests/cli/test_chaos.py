@@ -2,6 +2,8 @@
 
 import json
 import re
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,7 +21,7 @@ _PROGRAM = """
 import json, os, signal, subprocess, sys, time
 words = dict(word.removeprefix("--").partition("=")[::2] for word in sys.argv[1:])
 if "driver" not in words:
-    while (status := subprocess.call([sys.executable, "-S", __file__, *sys.argv[1:], "--driver"])) != 0:
+    while (status := subprocess.call([sys.executable, "-S", __file__, *sys.argv[1:], f"--driver={os.getpid()}"])) != 0:
         if "dies" in words or "supervise" not in words:
             sys.exit(1)
         print("supervisor: the run was killed: it starts again in 0 s (1 of 5)", file=sys.stderr, flush=True)
@@ -35,11 +37,24 @@ if "hangs" in words and done and "supervise" in words:
     time.sleep(600)
 for step in range(done, int(words["steps"])):
     time.sleep(0.05)
+    if os.getppid() != int(words["driver"]):
+        sys.exit(1)
     value = 7 if "differs" in words and "supervise" in words and step == 3 else step
     if not ("skips" in words and step == 2):
         with open(path, "a") as file:
             file.write(json.dumps({"axis": "train", "step": step, "a": value}, separators=(",", ":")) + "\\n")
 """
+_COMMAND = """
+import sys
+from slime.chaos import disturbance, supervised
+from slime.cli import chaos
+place = sys.argv[1]
+supervised.PROGRAM = (sys.executable, "-S", f"{place}/program.py")
+disturbance.LOOK_S, disturbance.LONGEST_DELAY_S, disturbance.FIRST_STEP_S = 0.01, 0.1, 0.1
+flags = ["--steps=100000", "--save-interval=1"]
+sys.exit(chaos.run([f"{place}/chaos", "--faults=1", "--kinds=kill", "--", *flags]))
+"""
+ROOT = Path(__file__).parents[2]
 FLAGS = ["--steps=25", "--save-interval=1"]
 
 
@@ -103,6 +118,19 @@ def test_nothing_runs_on_after_a_run_that_is_stuck(disturb, tmp_path):
     assert not [
         process for process in psutil.process_iter(["cmdline"]) if program in (process.info["cmdline"] or ())
     ]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_the_run_ends_with_the_command(signum, tmp_path):
+    program, python = str(tmp_path / "program.py"), [sys.executable, "-c", _COMMAND, str(tmp_path)]
+    with subprocess.Popen(python, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout.readline()  # a fault struck
+        process.send_signal(signum)
+        assert process.wait(60) == (143 if signum == signal.SIGTERM else -9)
+    deadline = time.monotonic() + 60
+    while [found for found in psutil.process_iter(["cmdline"]) if program in (found.info["cmdline"] or ())]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_twin_that_fails_is_no_twin(tmp_path, capsys):
