@@ -21,7 +21,8 @@ _PROGRAM = """
 import json, os, signal, subprocess, sys, time
 words = dict(word.removeprefix("--").partition("=")[::2] for word in sys.argv[1:])
 if "driver" not in words:
-    while (status := subprocess.call([sys.executable, "-S", __file__, *sys.argv[1:], f"--driver={os.getpid()}"])) != 0:
+    driver = [sys.executable, "-S", __file__, *sys.argv[1:], f"--driver={os.getpid()}"]
+    while subprocess.call(driver) != 0:
         if "dies" in words or "supervise" not in words:
             sys.exit(1)
         print("supervisor: the run was killed: it starts again in 0 s (1 of 5)", file=sys.stderr, flush=True)
