@@ -5,10 +5,10 @@
     python benchmarks/simulate.py --seed 17 --bug "the version of the weights falls"
 
 The product's driver, trainer groups, rollout manager, fleet, weight update, rollout functions, data source
-and ledger live whole runs in one process (tests/simulation); engines die and hang, messages are late or lost,
-whole runs are killed and resumed. ``--bugs`` plants each bug of tests/simulation/bugs.py and plays that many
-histories at most until one finds it. Ends with status 1 if a history does not hold, or a bug was not found;
-says which seed, and how to see it again.
+and ledger live whole runs in one process (tests/simulation); engines die and hang, routers and rollout
+managers are killed, messages are late or lost, whole runs are killed and resumed. ``--bugs`` plants each bug
+of tests/simulation/bugs.py and plays that many histories at most until one finds it. Ends with status 1 if a
+history does not hold, or a bug was not found; says which seed, and how to see it again.
 """
 
 import argparse
@@ -56,6 +56,8 @@ def histories(first: int, last: int) -> dict[str, Any]:
         counts["trained" if history.outcome == "trained" else "ended by faults, with an error"] += 1
         counts["events"] += history.events
         counts["faults of engines"] += history.faults
+        counts["routers killed"] += history.router_faults
+        counts["rollout managers killed"] += history.manager_faults
         counts["runs killed and resumed"] += history.resumed
         counts["virtual hours"] += history.seconds / 3600
     return {"counts": counts, "failures": failures}

@@ -97,6 +97,7 @@ OTHER_END = {
     "weight_sync/transports/session.py: each: future.result": "the clients' timeout",
     "ray/engine_watch.py: stop: self._thread.join": "a look has the clients' timeout",
     "ray/engine_watch.py: look: wait": "the clients' timeout",
+    "ray/engine_watch.py: probe: wait": "the clients' timeout",
     "rollout/rm_hub/grading_pool.py: call: self._idle.get": "each call before it has its limit",
 }
 # Whoever calls has the deadline, and ends this wait with it.
@@ -110,7 +111,7 @@ CALLER = {
     "cli/api.py: _run: process.wait": "the run's own deadlines",
     "processes/reaper.py: start_memory_reaper: subprocess.run": "the start of the actor",
     "ray/asynchronous.py: train: upcoming.result": "--rollout-timeout, in PendingRollout",
-    "ray/rollout_group.py: generate: self.async_generate(rollout_id).result": "as above",
+    "ray/rollout_group.py: generate: rollout.result": "as above",
     "ray/train_worker.py: train: ray.get": "--train-timeout",
     "rollout/async_worker.py: collect: self._arrived.wait": "--rollout-timeout",
     "rollout/sglang_rollout.py: fill: self._arrived.wait": "--rollout-timeout",

@@ -55,7 +55,9 @@ class ClusterConfig:
 class FaultToleranceConfig:
     """Health checks of the engines while they generate."""
 
-    use_fault_tolerance: bool = flag(False, help="replace engines that stop answering")
+    use_fault_tolerance: bool = flag(
+        False, help="replace engines that stop answering, and start routers that end again"
+    )
     rollout_health_check_interval: float = flag(
         30.0, above=0, at_most=MAX_SECONDS, help="seconds between two health checks of an engine"
     )
@@ -69,5 +71,6 @@ class FaultToleranceConfig:
         300.0,
         above=0,
         at_most=MAX_SECONDS,
-        help="seconds without a healthy answer after which an engine ends a run that does not tolerate it",
+        help="seconds without a healthy answer after which an engine ends a run that does not tolerate it; "
+        "with --use-fault-tolerance the seconds that it may take over a request of a weight update",
     )

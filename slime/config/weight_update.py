@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slime.config.cluster import ClusterConfig
+from slime.config.cluster import ClusterConfig, FaultToleranceConfig
 from slime.config.engines import EngineConfig
 from slime.config.weight_sync import WeightSyncConfig
 
@@ -13,4 +13,5 @@ class WeightUpdateConfig:
 
     weight_sync: WeightSyncConfig
     cluster: ClusterConfig
+    fault_tolerance: FaultToleranceConfig
     engines: EngineConfig

@@ -99,6 +99,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
             "",
         ),
         Metric("perf/failed_saves", "saves that failed", "", SUM, "absent"),
+        Metric("perf/{restart,rebuild}_time", "of a start in place of what was lost", "s", SUM, "absent"),
         Metric(
             "perf/{data_preprocess,log_probs,ref_log_probs,teacher_log_probs,old_log_probs,actor_train}_time",
             "seconds of a part of training",

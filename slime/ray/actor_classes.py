@@ -37,7 +37,7 @@ RolloutManager = _late(
             "updatable_engines",
             "weights_updated",
         ),
-        *("check_policy", "probe_tokens", "process_location"),
+        *("check_policy", "data_state", "engine_processes", "probe_tokens", "process_location", "restore"),
     ],
 )
 TrainRayActor = _late(

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Protocol
 
 from slime.backends.sglang_utils.client import EngineClient
+from slime.ray.process_watch import ProcessLocation
 from slime.utils.types import EngineEndpoint
 
 
@@ -39,6 +40,9 @@ class EngineHandle(Protocol):
 
     def failure_reason(self) -> str | None:
         """Why it no longer serves; None while it does. May take half a minute to say."""
+
+    def processes(self) -> list[ProcessLocation]:
+        """The processes that hold its memory until they end, of those that are ours to end."""
 
     def updated(self, version: str) -> None:
         """Takes note that the engine serves these weights from now on."""

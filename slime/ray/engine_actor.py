@@ -11,6 +11,7 @@ from slime.config.run import filled
 from slime.config.server import ServerConfig
 from slime.ray.local_gpu import number_of
 from slime.ray.node import first_port, log_dir, node_host
+from slime.ray.process_watch import ProcessLocation, process_location
 from slime.utils.addresses import find_available_port, wrap_ipv6
 from slime.utils.types import EngineEndpoint
 
@@ -86,6 +87,11 @@ class EngineActor:
         """Waits until the engine serves, and returns where; ``timeout`` in seconds."""
         self._engine.wait_ready(timeout)
         return self._engine.endpoint
+
+    def server_location(self) -> ProcessLocation:
+        """Returns the node and the process that ends when nothing of the server is left."""
+        node, _ = process_location()
+        return node, self._engine.process.pid
 
     def failure_reason(self) -> str | None:
         """Returns None while the server lives, else why it ended, with its last log lines."""

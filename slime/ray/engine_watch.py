@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
+from slime.backends.sglang_utils.client import EngineError
 from slime.backends.sglang_utils.router import RouterError
 from slime.ray.engine import Engine, EngineState
 from slime.ray.served_model import ServedModel
@@ -53,9 +54,9 @@ class EngineWatch:
     """Finds dead engines, once each, and deals with them.
 
     If deaths are tolerated, one failed health check is a death; a dead engine leaves the router and is ended,
-    and may then be replaced. If not, or if a model has no engine left, the death is kept as the failure that
-    ``check`` raises, and so is the end of a router; an engine is as good as dead then if it has given no
-    healthy answer for long.
+    and may then be replaced. If not, or if a model that is to generate has no engine left, the death is kept
+    as the failure that ``check`` raises, and so is the end of a router that may not be started again. Where
+    no death is tolerated an engine is as good as dead if it has given no healthy answer for long.
 
     Args:
         on_gone: told of each engine that has died, left its router and ended.
@@ -135,6 +136,19 @@ class EngineWatch:
             ]
         )
 
+    def probe(self) -> None:
+        """Asks every living engine, in whatever state an update has left it; returns when that is done.
+
+        One that gives no answer is dead.
+        """
+        wait(
+            [
+                self._pool.submit(self._guarded, self._probe, model, engine)
+                for model in self._models
+                for engine in model.living
+            ]
+        )
+
     def declare_dead(
         self, model: ServedModel, engine: Engine, reason: str, resumes: int | None = None
     ) -> None:
@@ -150,8 +164,7 @@ class EngineWatch:
             if not self._tolerant:
                 self.fail(message)
                 return
-            alone = len(model.dead) == len(model.engines)  # one that is starting will do
-            if alone and not model.restarts_alone(engine):
+            if self._check_due < math.inf and model.is_lost:
                 self.fail(f"{message}; no engine is left")
         # From here on it is this thread's alone; what follows asks the router and Ray.
         logger.warning("%s; %s", message, _what_follows(model, engine))
@@ -203,8 +216,13 @@ class EngineWatch:
             self.fail(f"the engine watcher failed: {type(error).__name__}: {error}")
 
     def _look_at_router(self, model: ServedModel) -> None:
-        if model.router is not None and (reason := model.router.failure_reason()):
-            self.fail(f"the router ended: {reason}")
+        router = model.router
+        if router is None or router.failure_reason() is None:
+            return
+        try:
+            model.restart_router(router)
+        except RouterError as error:
+            self.fail(f"the router ended: {error}")
 
     def _look_at(self, model: ServedModel, engine: Engine) -> None:
         reason = engine.handle.failure_reason()
@@ -225,6 +243,16 @@ class EngineWatch:
                 f"hangs, {silent:.0f} s without a healthy answer (--rollout-engine-hang-timeout): {reason}"
             )
         self.declare_dead(model, engine, reason, resumes)
+
+    def _probe(self, model: ServedModel, engine: Engine) -> None:
+        """Asks what the scheduler answers, which needs neither a cache nor whole weights."""
+        timeout = self._times.timeout
+        try:
+            engine.client.request("GET", "/server_info", timeout=timeout)
+        except EngineError as error:
+            if error.status is None:
+                reason = f"no answer within {timeout:g} s, after a weight update that failed"
+                self.declare_dead(model, engine, reason)
 
     def _sickness(self, engine: Engine) -> str | None:
         timeout = self._times.timeout

@@ -18,8 +18,10 @@ from slime.config.fleet import FleetConfig
 from slime.config.lora import SERVED_ADAPTER
 from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_watch import EngineFailure, EngineWatch, WatchTimes
+from slime.ray.process_watch import ProcessLocation
 from slime.ray.served_model import ServedModel
 from slime.ray.served_policy import log_probs_of, require_same_policy
+from slime.ray.waiting import ProcessDied
 from slime.utils.types import EngineEndpoint
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,9 @@ LOOK_AGAIN = 0.2  # seconds between two looks for a death that is suspected
 ENDED_AT_ONCE = 64  # engines
 MAX_RESTARTS = 5  # of an engine that waits for no weight update, in one rollout or evaluation
 
+MAX_FAILED_STARTS = 3  # of the replacements of one engine in a row
+_START_ERRORS = (EngineStartError, ProcessDied, ray.exceptions.RayError, TimeoutError)
+
 Answer = TypeVar("Answer")
 
 
@@ -35,8 +40,8 @@ class Fleet:
     """Starts, watches, replaces and stops the engines of every model.
 
     With ``--use-fault-tolerance`` a dead engine leaves its router at once, and ``recover`` starts a new
-    one, which serves only after ``admit``: after it has been given current weights. Without the flag any
-    death is a failure, which ``check`` raises.
+    one, which serves only after ``admit``: after it has been given current weights. A router that has ended
+    is started again. Without the flag any death is a failure, which ``check`` raises.
 
     ``start``, ``recover``, ``admit``, ``release`` and ``resume`` are called one at a time, the others at any
     time.
@@ -87,6 +92,11 @@ class Fleet:
         """Engines that take updates started so far: a replacement may serve at its predecessor's address."""
         return sum(model.launches for model in self._updated)
 
+    def processes(self) -> list[tuple[str, ProcessLocation]]:
+        """Name and place of the processes of living engines that are ours to end."""
+        living = [engine for model in self.models.values() for engine in model.living]
+        return [(str(engine), place) for engine in living for place in engine.handle.processes()]
+
     def start(self) -> None:
         """Launches everything at once, and returns when every engine is routed to."""
         for model in self.models.values():
@@ -105,8 +115,11 @@ class Fleet:
         """Has engines watched while they generate: they must also answer; raises a failure found before."""
         self.check()
         self._restarts.clear()
+        for model in self.models.values():
+            model.begin_rollout()
         self._watch.resume()
         try:
+            self._require_engines()
             yield
         finally:
             self._watch.pause()
@@ -119,16 +132,22 @@ class Fleet:
         """Starts a replacement for every engine that died; they do not serve yet.
 
         Args:
-            timeout: seconds to wait for a death that is suspected.
+            timeout: seconds to wait for a death that is suspected; an engine that hangs is found then, too.
+
+        Raises:
+            EngineFailure: a model has no engine, or replacements of one ended again and again.
         """
         # The watch's next look may come too late for one that has just died.
         self._watch.look()
         self._await_a_death(timeout)
+        if timeout and not self._has_new_death():
+            self._watch.probe()
         self._await_ends()
         self.check()
         for model in self.models.values():
             self._replace_gone(model)
         self._left = {engine for model in self._updated for engine in model.dead}
+        self._require_engines()
 
     def admit(self, version: str) -> None:
         """Lets engines that serve ``version`` into their routers; the weights have just been updated.
@@ -205,17 +224,34 @@ class Fleet:
             if not engine.gone.wait(max(0.0, deadline - time.monotonic())):
                 raise EngineFailure(f"{engine} is dead and has not ended after {END_TIMEOUT:.0f} s")
 
+    def _require_engines(self) -> None:
+        for model in self.models.values():
+            if model.is_lost:
+                raise EngineFailure(f"model {model.name}: no engine is left")
+
     def _replace_gone(self, model: ServedModel) -> None:
         """Starts engines in place of those that are gone; they serve at once if they need no update."""
         with self._replacing:
-            with self._launching:
-                replacements = [] if self._stopped else model.replace_gone()
-            if replacements:
-                model.wait_ready(self._config.cluster.engine_startup_timeout)
-            for engine in replacements:
+            for engine in self._started(model):
                 self._match_offloaded(engine)
                 if not model.takes_updates:
                     model.admit(engine)
+
+    def _started(self, model: ServedModel) -> list[Engine]:
+        """Starts replacements, and others for those that end while they start."""
+        deadline = time.monotonic() + self._config.cluster.engine_startup_timeout
+        fresh, failures = self._launch(model), Counter[int]()
+        while model.starting:
+            try:
+                model.wait_ready(max(deadline - time.monotonic(), 0.0))
+            except _START_ERRORS as error:
+                _bury(model, failures, error)
+                fresh += self._launch(model)
+        return [engine for engine in fresh if engine.state is EngineState.READY]
+
+    def _launch(self, model: ServedModel) -> list[Engine]:
+        with self._launching:
+            return [] if self._stopped else model.replace_gone()
 
     def _restart_alone(self, model: ServedModel, engine: Engine) -> None:
         """Replaces an engine that waits for no weight update, unless it dies again and again."""
@@ -227,7 +263,7 @@ class Fleet:
             return
         try:
             self._replace_gone(model)
-        except (EngineStartError, RouterError, ray.exceptions.RayError, TimeoutError) as error:
+        except (*_START_ERRORS, EngineFailure, RouterError) as error:
             self._watch.fail(f"{engine} died, and none could take its place: {error}")
 
     def _match_offloaded(self, engine: Engine) -> None:
@@ -262,3 +298,27 @@ class Fleet:
                 raise
             self._watch.declare_dead(model, engine, str(error))
             return None
+
+
+def _bury(model: ServedModel, failures: Counter[int], error: Exception) -> None:
+    """Ends the engines that have ended while they started, so that others can take their places.
+
+    Args:
+        failures: so far, by rank.
+        error: the failed start, which is raised if none has ended.
+
+    Raises:
+        EngineFailure: one has ended too often.
+    """
+    ended = [(engine, reason) for engine in model.starting if (reason := engine.handle.failure_reason())]
+    if not ended:
+        raise error
+    for engine, reason in ended:
+        failures[engine.rank] += 1
+        if (count := failures[engine.rank]) > MAX_FAILED_STARTS:
+            raise EngineFailure(
+                f"{engine}: {count} replacements in a row ended while they started: {reason}"
+            ) from error
+        logger.warning("%s ended while it started, and is started again: %s", engine, reason)
+        engine.become(EngineState.DEAD)
+        engine.end()

@@ -17,7 +17,7 @@ from slime.ray.engine_slots import GroupPlace, group_places
 from slime.ray.fleet import Fleet
 from slime.ray.node import log_dir
 from slime.ray.placement_group import Slots
-from slime.ray.served_model import ServedModel
+from slime.ray.served_model import ROUTER_RESTARTS, ServedModel
 from slime.ray.spawned_engines import EngineShape, SpawnedEngines
 from slime.utils.addresses import find_available_port
 
@@ -44,6 +44,7 @@ def fleet_of(config: FleetConfig, slots: Slots, trainer_gpus: int) -> Fleet:
             partial(_start_router, config, model.name, halves=model.has_pd_disaggregation),
             # Without a trainer no update comes that a dead engine's successor could wait for.
             takes_updates=bool(model.update_weights) and not config.debug.debug_rollout_only,
+            router_restarts=_router_restarts(config, model.name),
         )
         for model in config.engines.served_models
     ]
@@ -73,7 +74,17 @@ def _external_model(config: FleetConfig) -> ServedModel:
     start = partial(
         _start_router, config, DEFAULT, halves=len(groups) > 1, known=[info.url for info in infos]
     )
-    return ServedModel(DEFAULT, groups, start)
+    return ServedModel(DEFAULT, groups, start, router_restarts=_router_restarts(config, DEFAULT))
+
+
+def _router_restarts(config: FleetConfig, model: str) -> int:
+    """How often the router of a model may be started again; that of somebody else is not ours to start."""
+    ours = not _is_external(config, model)
+    return ROUTER_RESTARTS if ours and config.fault_tolerance.use_fault_tolerance else 0
+
+
+def _is_external(config: FleetConfig, model: str) -> bool:
+    return config.engines.router_external and model == next(iter(config.router.sglang_model_routers))
 
 
 def _start_router(config: FleetConfig, model: str, *, halves: bool, known: Sequence[str] = ()) -> Router:
@@ -84,7 +95,7 @@ def _start_router(config: FleetConfig, model: str, *, halves: bool, known: Seque
     """
     host, port = config.router.sglang_model_routers[model]
     is_first = model == next(iter(config.router.sglang_model_routers))
-    if is_first and config.engines.router_external:
+    if _is_external(config, model):
         router = ExternalRouter(host, port, config.router.sglang_api_key)
         router.join(known, config.cluster.engine_startup_timeout)
         return router

@@ -47,6 +47,11 @@ class ProcessWatch:
         """Adds an actor to those that are looked at; its next call waits for none of ours."""
         self._unknown[actor.process_location.remote()] = name
 
+    def add_process(self, name: str, location: ProcessLocation) -> None:
+        """Adds a process that is no actor's."""
+        node, pid = location
+        self._names[node][pid] = name
+
     def check(self) -> None:
         """
         Raises:

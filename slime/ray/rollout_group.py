@@ -1,26 +1,37 @@
 """The rollout side as the driver sees it."""
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import ray
 
+from slime.arguments.core.run_args import copied
 from slime.config.cluster import ClusterConfig
-from slime.config.run import RunConfig
+from slime.config.run import RunConfig, run_config
 from slime.observability.run_log import RunLog
 from slime.ray.actor_classes import RolloutManager
+from slime.ray.ending import cause
+from slime.ray.engine_watch import EngineFailure
+from slime.ray.losses import RolloutSideLost
 from slime.ray.node import process_env, runtime_env
 from slime.ray.placement_group import Slots
-from slime.ray.process_watch import ProcessWatch
-from slime.ray.waiting import wait_one
+from slime.ray.process_watch import ProcessStopped, ProcessWatch
+from slime.ray.waiting import ProcessDied, wait_one
 from slime.utils.types import EngineEndpoint
+
+if TYPE_CHECKING:  # needs libraries that the driver does without
+    from slime.rollout.data_state import DataState
 
 logger = logging.getLogger(__name__)
 
 # Beyond a rollout's own deadline: conversion, metrics, state files.
 _GRACE = 60.0
+_REPLACING = 300.0  # seconds beyond the start of engines: deaths are waited for, and the end of the dead
 _STOP_TIMEOUT = 30.0  # seconds for servers to end by themselves before they are killed
+MANAGER_RESTARTS = 3  # in one step
+_LOSSES = (ProcessDied, ProcessStopped, EngineFailure)
 
 
 class RolloutGroup:
@@ -35,19 +46,29 @@ class RolloutGroup:
         self, config: RunConfig, slots: Slots, trainer_gpus: int, log: RunLog, *, needs_offload: bool
     ) -> None:
         self._config, self._log, self._needs_offload = config, log, needs_offload
+        self._slots, self._trainer_gpus = slots, trainer_gpus
+        self._parallel_config: dict[str, int] | None = None
+        self._engines = ProcessWatch()
+        self._launches = self._earlier_launches = self._restarts = 0
+        self._state: DataState | None = None  # before the step under way
+        self._next_state: DataState | None = None
+        self._launch()
+        self.num_rollout_per_epoch: int | None = None
+        self.num_rollout: int | None = config.data.num_rollout
+
+    def _launch(self) -> None:
+        """Starts the manager, which starts its engines in the background."""
         self._manager = (
             ray.remote(RolloutManager)
             # Several calls at a time: a run can be watched and stopped while a rollout is under way.
             .options(num_cpus=1, num_gpus=0, max_concurrency=4, runtime_env=runtime_env(process_env()))
-            .remote(config, slots, trainer_gpus)
+            .remote(self._config, self._slots, self._trainer_gpus)
         )
         self._watch = ProcessWatch()
         self._watch.add("the rollout manager", self._manager)
         self._started = self._manager.start.remote()
         self._ready = False
         self._to_check: tuple[list[int], list[float]] | None = None
-        self.num_rollout_per_epoch: int | None = None
-        self.num_rollout: int | None = config.data.num_rollout
 
     def wait_ready(self) -> None:
         """Waits for engines and router, and learns the number of rollouts.
@@ -59,7 +80,8 @@ class RolloutGroup:
             return
         self._ready = True
         limit = self._config.cluster.engine_startup_timeout + _GRACE
-        wait_one(self._started, "start of the rollout side", limit, self._watch.check)
+        with _losses_named(self._state, ray.exceptions.RayTaskError):
+            wait_one(self._started, "start of the rollout side", limit, self._watch.check)
         self.offload()
         for notice in self._call("notices"):
             logger.warning("%s", notice)
@@ -71,6 +93,77 @@ class RolloutGroup:
                 f"--rollout-batch-size {self._config.batches.rollout_batch_size} "
                 "(wanted: --num-rollout, or more)"
             )
+
+    def keep_state(self) -> None:
+        """From now on another manager may take the place of one that is lost, from where the data is now.
+
+        Without fault tolerance, or where the data source does not tell its state, none does.
+        """
+        self._state = self._call("data_state")
+        self._find_engines()
+
+    def end_step(self) -> None:
+        """The last rollout has been trained on: another manager goes on after it."""
+        if self._state is not None:
+            self._state, self._restarts = self._next_state, 0
+
+    def may_restart(self) -> bool:
+        """Whether `restart` may be called now."""
+        return self._state is not None and self._restarts < MANAGER_RESTARTS
+
+    def restart(self, lost: RolloutSideLost) -> None:
+        """Starts the rollout side again, with the data as it was before the step under way.
+
+        Its engines have no weights of the trainer's yet; those that share GPUs are offloaded.
+
+        Raises:
+            RolloutSideLost: it was lost again.
+            ProcessStopped: something of it has not ended.
+        """
+        self._restarts += 1
+        logger.warning("the rollout side is started again: %s", lost)
+        self.end()
+        self._start_again()
+        self._call("restore", self._state)
+
+    def end(self) -> None:
+        """Ends the manager, engines and routers, for `restart` or `go_back`.
+
+        Raises:
+            ProcessStopped: something has not ended.
+        """
+        self._ready = False
+        ray.kill(self._manager)
+        for watch in (self._watch, self._engines):
+            watch.wait_until_gone(self._config.cluster.cluster_timeout)
+
+    def go_back(self, load: str, rollout_id: int) -> None:
+        """Starts the rollout side, which has ended, as it was after a rollout.
+
+        Args:
+            load: the checkpoints beside which the position in the data lies.
+        """
+        self._config = run_config(copied(self._config.flat, load=load))
+        self._start_again()
+        self.load(rollout_id)
+        self.keep_state()
+
+    def _start_again(self) -> None:
+        with self._log.phase("restart"):
+            self._earlier_launches += self._launches
+            self._launch()
+            self.wait_ready()
+            if self._parallel_config is not None:
+                self.set_train_parallel_config(self._parallel_config)
+            self._find_engines()
+
+    def _find_engines(self) -> None:
+        """Learns whose end has to be waited for, should the manager be lost."""
+        if self._state is None:
+            return
+        self._engines = ProcessWatch()
+        for name, location in self._call("engine_processes"):
+            self._engines.add_process(name, location)
 
     def unsaved(self, rollout_id: int) -> str | None:
         """Why the position in the data after a rollout could not be saved; None if it was, or is not."""
@@ -90,7 +183,11 @@ class RolloutGroup:
 
     def generate(self, rollout_id: int) -> Sequence[ray.ObjectRef]:
         """One rollout: the train shard of each data-parallel rank."""
-        return self.async_generate(rollout_id).result()
+        rollout = self.async_generate(rollout_id)
+        with _losses_named(self._state):
+            shards = rollout.result()
+        self._next_state = rollout.data_state
+        return shards
 
     def eval(self, rollout_id: int) -> None:
         """Evaluates after ``rollout_id`` rollouts of training."""
@@ -101,11 +198,19 @@ class RolloutGroup:
         self._log.eval(rollout_id, metrics)
 
     def check(self) -> None:
-        """Raises if an engine or the router has ended; before the start is over there is none yet."""
+        """Raises if an engine or the router has ended; before the start is over there is none yet.
+
+        A rollout side that may be started again is, when it is needed: training goes on.
+        """
         if self._ready:
-            self._call("check")
+            try:
+                self._call("check")
+            except RolloutSideLost:
+                if not self.may_restart():
+                    raise
 
     def set_train_parallel_config(self, config: dict[str, int]) -> None:
+        self._parallel_config = config
         self._call("set_train_parallel_config", config)
 
     def updatable_engines(self, suspicious: bool = False) -> tuple[list[EngineEndpoint], int]:
@@ -114,11 +219,14 @@ class RolloutGroup:
         Args:
             suspicious: one of them seems to have died just now.
         """
-        timeout = self._config.cluster.engine_startup_timeout + _GRACE
-        return self._call("updatable_engines", suspicious, timeout=timeout)
+        probe = self._config.fault_tolerance.rollout_health_check_timeout
+        timeout = self._config.cluster.engine_startup_timeout + probe + _REPLACING
+        engines, self._launches = self._call("updatable_engines", suspicious, timeout=timeout)
+        return engines, self._earlier_launches + self._launches
 
     def weights_updated(self, version: int) -> None:
         self._call("weights_updated", version)
+        self._find_engines()
 
     def probe_tokens(self) -> list[int]:
         """The text by which the served policy is judged."""
@@ -170,15 +278,36 @@ class RolloutGroup:
         limit = timeout or self._config.cluster.engine_startup_timeout
         # Those two are called when something has ended already.
         look = self._watch.check if method in ("check", "dispose") else self._look
-        return wait_one(ref, f"rollout manager: {method}", limit, look)
+        with _losses_named(self._state):
+            return wait_one(ref, f"rollout manager: {method}", limit, look)
 
     def _look(self) -> None:
         self._watch.check()
-        self.check()
+        if self._ready:
+            self._call("check")
+
+
+@contextmanager
+def _losses_named(state: "DataState | None", *more: type[Exception]) -> Iterator[None]:
+    """Raises what another manager could go on after as `RolloutSideLost`, if there is a state for it.
+
+    Args:
+        more: errors that are a loss, too.
+    """
+    try:
+        yield
+    except Exception as error:
+        if state is None or not isinstance(error, (*_LOSSES, *more)):
+            raise
+        raise RolloutSideLost(cause(error)) from error
 
 
 class PendingRollout:
-    """A rollout under way."""
+    """A rollout under way.
+
+    Attributes:
+        data_state: where the data is after it, once it has a result; None where nobody needs it.
+    """
 
     def __init__(
         self, ref: ray.ObjectRef, rollout_id: int, config: ClusterConfig, log: RunLog, watch: ProcessWatch
@@ -186,12 +315,13 @@ class PendingRollout:
         self._ref, self._id, self._log, self._watch = ref, rollout_id, log, watch
         self._timeout = config.rollout_timeout + _GRACE
         self._refs: Sequence[ray.ObjectRef] | None = None
+        self.data_state: DataState | None = None
 
     def result(self) -> Sequence[ray.ObjectRef]:
         """Waits for the rollout; its metrics are logged the first time."""
         if self._refs is None:
             with self._log.phase("rollout_wait", rollout=self._id):
-                self._refs, metrics, warnings, spans = wait_one(
+                self._refs, metrics, warnings, spans, self.data_state = wait_one(
                     self._ref, f"rollout {self._id}", self._timeout, self._watch.check
                 )
             self._log.spans("rollouts", spans)

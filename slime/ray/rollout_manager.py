@@ -26,6 +26,7 @@ from slime.ray.served_policy import probe_tokens
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn, describe
 from slime.rollout.checks import check_samples
 from slime.rollout.data_source import rollouts_of_run, rollouts_per_epoch
+from slime.rollout.data_state import DataState, state_now
 from slime.rollout.weight_versions import check_weight_versions
 from slime.training.conversion import (
     check_lengths,
@@ -113,7 +114,7 @@ class RolloutManager:
 
     def generate(
         self, rollout_id: int, updates_ahead: int = 0
-    ) -> tuple[list[ray.ObjectRef], dict[str, Any], list[str], list[Span]]:
+    ) -> tuple[list[ray.ObjectRef], dict[str, Any], list[str], list[Span], DataState | None]:
         """One rollout.
 
         Args:
@@ -121,7 +122,8 @@ class RolloutManager:
 
         Returns:
             A reference to the train shard of each data-parallel rank (none without a trainer),
-            the rollout's metrics, what a user should be told of it, and its spans if ``--trace`` asks.
+            the rollout's metrics, what a user should be told of it, its spans if ``--trace`` asks, and
+            `data_state` after it.
         """
         start = time.monotonic()
         clock.ahead = updates_ahead
@@ -143,7 +145,19 @@ class RolloutManager:
         metrics |= of_batch | self._data_metrics() | self._fleet.metrics()
         metrics |= take_logged("rollout", "train")
         warnings = take_notes() + self._silent.warnings(samples)
-        return refs, metrics, warnings, self._taken(self._spans, samples)
+        return refs, metrics, warnings, self._taken(self._spans, samples), self.data_state()
+
+    def data_state(self) -> DataState | None:
+        """What another manager goes on from; None where none is started, or the data source does not tell."""
+        return state_now(self._data_source) if self._config.fault_tolerance.use_fault_tolerance else None
+
+    def restore(self, state: DataState) -> None:
+        """Goes on from what another manager told by `data_state`."""
+        self._data_source.load_state_dict(state)
+
+    def engine_processes(self) -> list[tuple[str, ProcessLocation]]:
+        """Name and place of processes that hold memory, and are not gone as soon as this one is."""
+        return self._fleet.processes()
 
     def eval(self, rollout_id: int) -> tuple[dict[str, Any], list[Span]]:
         """Evaluates every data set of ``--eval-prompt-data`` or ``--eval-config``.

@@ -1,5 +1,8 @@
 """One model of the fleet: its engines, and the router in front of them."""
 
+import logging
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,13 +10,24 @@ from slime.backends.sglang_utils.router import Router, RouterError
 from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_group import EngineGroup
 
+logger = logging.getLogger(__name__)
+
+ROUTER_RESTARTS = 5  # of one router in one rollout or evaluation
+_RESTART_PAUSE = 1.0  # seconds after a start that failed
+_DEATH_NOTICE = 10.0  # seconds until a router that gave no answer is seen to have ended, on a busy machine
+_LOOK_AGAIN = 0.1  # seconds
+
 
 class ServedModel:
     """Engines that serve the same model behind one router.
 
     Args:
-        start_router: starts it and returns when it answers.
+        start_router: starts it, each time at the same address, and returns when it answers.
         takes_updates: whether the trainer's weights go to the engines.
+        router_restarts: how often in one rollout a router that has ended is started again.
+
+    Attributes:
+        router: the one that runs; another one after a restart.
     """
 
     def __init__(
@@ -23,11 +37,16 @@ class ServedModel:
         start_router: Callable[[], Router],
         *,
         takes_updates: bool = True,
+        router_restarts: int = 0,
     ) -> None:
         self.name, self.takes_updates = name, takes_updates
         self._groups = list(groups)
         self._start_router = start_router
         self.router: Router | None = None
+        self._most_restarts, self._restarts = router_restarts, 0
+        self._restarting = threading.Lock()
+        self._changing = threading.Lock()  # which router there is, and which engines serve behind it
+        self._stopped = False
 
     @property
     def engines(self) -> list[Engine]:
@@ -42,6 +61,17 @@ class ServedModel:
     def dead(self) -> list[Engine]:
         """The dead engines that have not been replaced yet."""
         return [engine for engine in self.engines if engine.state is EngineState.DEAD]
+
+    @property
+    def starting(self) -> list[Engine]:
+        """The engines that were launched and do not serve yet."""
+        return [engine for engine in self.engines if engine.state is EngineState.STARTING]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether none of its engines lives or starts, and none will before the next weight update."""
+        dead = self.dead
+        return bool(dead) and len(dead) == len(self.engines) and not self.restarts_alone(dead[0])
 
     @property
     def launches(self) -> int:
@@ -76,29 +106,129 @@ class ServedModel:
         """Lets requests through to an engine that is ready, unless it dies meanwhile.
 
         Raises:
-            RouterError: the router does not take it.
+            RouterError: the router does not take it, or has ended for good.
         """
-        assert self.router is not None, f"model {self.name} has not been launched"
-        port = engine.endpoint.bootstrap_port
-        half: dict[str, Any] = {} if port is None else {"bootstrap_port": port}
+        while not self._is_admitted(engine):
+            pass
+
+    def _is_admitted(self, engine: Engine) -> bool:
+        """False if another router has meanwhile taken the place of the one that was told."""
+        router = self.router
+        assert router is not None, f"model {self.name} has not been launched"
         try:
-            self.router.register_worker(engine.url, engine.kind, **half)
+            _register(router, engine)
         except RouterError:
             if engine.state is not EngineState.DEAD:
-                raise
-        if not engine.become(EngineState.SERVING):
+                if not self.restart_router(router, _DEATH_NOTICE):
+                    raise
+                return False
+        with self._changing:
+            if self.router is not router:
+                return False
+            serves = engine.become(EngineState.SERVING)
+        if not serves:
             # Whoever found it dead may have asked the router before it was listed there.
-            self.router.remove_worker(engine.url)
+            self.dismiss(engine)
+        return True
 
     def dismiss(self, engine: Engine) -> None:
-        """Takes an engine out of the router.
+        """Takes an engine that is dead out of the router; a new router has never had it.
 
         Raises:
-            RouterError: the router keeps it.
+            RouterError: the router keeps it, or has ended for good.
         """
-        if self.router is not None:
-            self.router.remove_worker(engine.url)
+        router = self.router
+        if router is None:
+            return
+        try:
+            router.remove_worker(engine.url)
+        except RouterError:
+            if not self.restart_router(router, _DEATH_NOTICE):
+                raise
+
+    def begin_rollout(self) -> None:
+        """Forgets the restarts of the router so far."""
+        self._restarts = 0
+
+    def restart_router(self, ended: Router, notice: float = 0.0) -> bool:
+        """Starts another router in place of one that has ended, with all engines that serve.
+
+        Args:
+            notice: seconds to wait for its end to be seen.
+
+        Returns:
+            Whether another one is in its place; False if it runs.
+
+        Raises:
+            RouterError: it may not be started again, or not that often.
+        """
+        with self._restarting:
+            if self.router is not ended:
+                return True
+            reason = _end_of(ended, notice if self._most_restarts else 0.0)
+            if reason is None:
+                return False
+            while (reason := self._failed_restart(reason)) is not None:
+                time.sleep(_RESTART_PAUSE)
+            return True
+
+    def _failed_restart(self, reason: str) -> str | None:
+        """Tries once, after a router that ended for this reason; returns why that failed, if it did."""
+        if self._stopped:
+            return None
+        if self._restarts >= self._most_restarts:
+            often = f"{self._restarts} restarts in one rollout did not help: " if self._restarts else ""
+            raise RouterError(often + reason)
+        self._restarts += 1
+        logger.warning("the router of model %s is started again: %s", self.name, reason)
+        try:
+            if self.router is not None:
+                self.router.shutdown()  # of one that is stopped there is something left
+            self._replace_router()
+        except RouterError as error:
+            return str(error)
+        return None
+
+    def _replace_router(self) -> None:
+        router = self._start_router()
+        with self._changing:
+            self.router = router
+            serving = [engine for engine in self.engines if engine.state is EngineState.SERVING]
+            stopped = self._stopped
+        if stopped:
+            router.shutdown()
+            return
+        for engine in serving:
+            _list_again(router, engine)
 
     def stop_router(self) -> None:
-        if self.router is not None:
-            self.router.shutdown()
+        with self._changing:
+            self._stopped, router = True, self.router
+        if router is not None:
+            router.shutdown()
+
+
+def _register(router: Router, engine: Engine) -> None:
+    port = engine.endpoint.bootstrap_port
+    half: dict[str, Any] = {} if port is None else {"bootstrap_port": port}
+    router.register_worker(engine.url, engine.kind, **half)
+
+
+def _list_again(router: Router, engine: Engine) -> None:
+    """Tells a new router of an engine that served behind the one before, unless it has ended."""
+    try:
+        _register(router, engine)
+    except RouterError:
+        if engine.lives and engine.handle.failure_reason() is None:
+            raise
+    if not engine.lives:
+        # Whoever found it dead may have asked the router before it was listed there.
+        router.remove_worker(engine.url)
+
+
+def _end_of(router: Router, notice: float) -> str | None:
+    """How a router has ended, perhaps within the next seconds; None if it runs."""
+    deadline = time.monotonic() + notice
+    while (reason := router.failure_reason()) is None and time.monotonic() < deadline:
+        time.sleep(_LOOK_AGAIN)
+    return reason

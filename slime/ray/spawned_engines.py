@@ -3,6 +3,7 @@
 import logging
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -11,6 +12,7 @@ from slime.config.fleet import FleetConfig
 from slime.ray.engine_actor import EngineActor, EngineShape
 from slime.ray.node import process_env, runtime_env
 from slime.ray.placement_group import Slots
+from slime.ray.process_watch import ProcessLocation
 from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all, wait_one
 from slime.utils.types import EngineEndpoint
 
@@ -25,6 +27,7 @@ class SpawnedEngine:
 
     def __init__(self, rank: int, actors: Sequence[Any]) -> None:
         self.rank, self.actors = rank, list(actors)
+        self._processes: list[ProcessLocation] = []
 
     def failure_reason(self) -> str | None:
         refs = [actor.failure_reason.remote() for actor in self.actors]
@@ -36,6 +39,14 @@ class SpawnedEngine:
             if reason is not None:
                 return reason if len(refs) == 1 else f"its part on node {part}: {reason}"
         return None
+
+    def processes(self) -> list[ProcessLocation]:
+        """Its servers' processes; none if they ended before they were asked."""
+        if not self._processes:
+            refs = [actor.server_location.remote() for actor in self.actors]
+            with suppress(ProcessDied, DeadlineExceeded, ray.exceptions.RayError):
+                self._processes = wait_all(refs, f"processes of engine {self.rank}", ANSWER_TIMEOUT)
+        return self._processes
 
     def updated(self, version: str) -> None:
         """Tells whether the engine was updated: its process cannot become another one unseen."""

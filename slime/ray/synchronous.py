@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime.config.critic import trains_actor
 from slime.ray.failed_saves import FailedSaves
+from slime.ray.healing import Healing
 from slime.utils.misc import should_run_periodic_action as is_due
 
 if TYPE_CHECKING:  # bad flags are answered without waiting for these
@@ -39,22 +40,30 @@ def train(
         actor.offload()
         rollout.onload_kv()
 
-    sync_weights()
-
-    start = actor.start_rollout_id
-    if evaluates_at_start(config.evaluation, config.data.total_rollouts, start, epoch):
-        rollout.eval(start)
-
-    for rollout_id in range(start, config.data.total_rollouts):
+    def train_once(rollout_id: int) -> None:
         batch = rollout.generate(rollout_id)
         rollout.offload()
         step.run(rollout_id, batch)
-        sync_weights()
+
+    def take(rollout_id: int) -> None:
+        healing.run(train_once, rollout_id)
+        rollout.end_step()
+        healing.run(sync_weights)
 
         if is_due(rollout_id, config.evaluation.eval_interval, epoch):
-            rollout.eval(rollout_id + 1)
+            healing.run(rollout.eval, rollout_id + 1)
 
         log.end_step(rollout_id)
+
+    healing = Healing(config, actor, critic, rollout, sync_weights)
+    rollout.keep_state()
+    healing.run(sync_weights)
+
+    start = actor.start_rollout_id
+    if evaluates_at_start(config.evaluation, config.data.total_rollouts, start, epoch):
+        healing.run(rollout.eval, start)
+
+    healing.take_all(take, range(start, config.data.total_rollouts))
 
 
 def evaluates_at_start(

@@ -15,11 +15,12 @@ from slime.observability import phases
 from slime.observability.run_log import RunLog
 from slime.observability.startup import reached
 from slime.ray.actor_classes import TrainRayActor
+from slime.ray.losses import RanksLost, UpdateFailed
 from slime.ray.node import process_env, runtime_env
 from slime.ray.placement_group import Slots
 from slime.ray.process_watch import ProcessStopped, ProcessWatch
 from slime.ray.rollout_group import RolloutGroup
-from slime.ray.waiting import wait_all, wait_one
+from slime.ray.waiting import ProcessDied, wait_all, wait_one
 from slime.training.optimizer_schedule import steps_of_rollouts
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.report import of_all_ranks
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 GPU_PER_ACTOR = 0.4
 
 _SPANS_TIMEOUT = 5.0  # seconds at the end of a run
+_UPDATE_ATTEMPTS = 5  # at one weight update, of which each that fails has lost an engine
+_NO_ANSWER = "no answer"  # of an engine, by `EngineError` and transports
 # What a run that began with fresh weights says otherwise: its optimizer and noise are in the checkpoint now.
 _RESUMES = {"finetune": False, "no_load_optim": False, "no_load_rng": False}
 
@@ -91,7 +94,12 @@ class RayTrainGroup:
         config = wait_one(self._actors[0].parallel_config.remote(), "parallel layout of the trainer", 60)
         self._rollout.set_train_parallel_config(config)
 
-    def rebuild(self, load: str | Path) -> int:
+    @property
+    def checkpoints(self) -> str | None:
+        """Where the role saves; None where it does not, or has no ranks."""
+        return self._config.checkpoints.save if self._actors else None
+
+    def rebuild(self, load: str | Path, up_to: int | None = None) -> int:
         """Ends all ranks, dead and hung ones among them, and starts the role again in the same places.
 
         Afterwards they are on their GPUs, as after the start; engines that share these must be offloaded. No
@@ -102,6 +110,7 @@ class RayTrainGroup:
             load: what the ranks start from, as with ``--load``: a directory of this run's checkpoints, of
                 which the latest whole one is taken with optimizer, schedule and random state, or one of
                 Hugging Face weights, with which the optimizer starts anew.
+            up_to: no checkpoint after this iteration.
 
         Returns:
             The rollout to go on with; 0 with Hugging Face weights.
@@ -109,15 +118,16 @@ class RayTrainGroup:
         Raises:
             ValueError: there is no checkpoint, or none that is whole; no rank was touched.
         """
-        self._checkpoint_in(load)
+        self._checkpoint_in(load, up_to)
         with self._log.phase("rebuild", role=self._role):
             for actor in self._actors:
                 ray.kill(actor)
             self._watch.wait_until_gone(self._start_timeout)
-            step, skipped = self._checkpoint_in(load)  # a rank may have written one until it ended
+            # A rank may have written one until it ended.
+            step, skipped = self._checkpoint_in(load, up_to)
             for reason in skipped:
                 logger.warning("%s: %s: %s: iteration %s is loaded", self._role, load, reason, step)
-            resumes = _RESUMES | {"ckpt_step": step if skipped else None}
+            resumes = _RESUMES | {"ckpt_step": None if step == marked_iteration(load) else step}
             self._launch(run_config(copied(self._config.flat, load=str(load), **resumes)))
             start = self._first_rollout(f"building the model again from {load}")
             if start is None:
@@ -128,11 +138,11 @@ class RayTrainGroup:
             self._log.go_back_to(steps)
         return start
 
-    def _checkpoint_in(self, load: str | Path) -> tuple[int | None, list[str]]:
+    def _checkpoint_in(self, load: str | Path, up_to: int | None) -> tuple[int | None, list[str]]:
         """The iteration to go on from, None with Hugging Face weights; what is wrong with newer ones."""
         if not has_checkpoint(load):
             raise ValueError(f"{self._role}: no checkpoint in {load} to build the ranks again from")
-        step, skipped = newest_whole(load, self._config.checkpoints.verify_checkpoint)
+        step, skipped = newest_whole(load, self._config.checkpoints.verify_checkpoint, up_to)
         marked = marked_iteration(load)
         if step is None and marked is not None:
             why = "; ".join(skipped) or f"iteration {marked}, which its marker names, is missing"
@@ -208,17 +218,33 @@ class RayTrainGroup:
         engines = self._rollout.updatable_engines()
         if not engines[0]:
             return
-        try:
-            version = self._send_weights(engines)
-        except ray.exceptions.RayTaskError as error:
-            replaced = self._rollout.updatable_engines(suspicious=True)
-            if replaced == engines:
-                raise
-            # An engine died meanwhile, and fault tolerance has put another in its place.
-            logger.warning("the weight update begins again: %s", str(error).splitlines()[-1])
-            version = self._send_weights(replaced)
+        for attempt in range(_UPDATE_ATTEMPTS, 0, -1):
+            try:
+                version = self._send_weights(engines)
+                break
+            except ray.exceptions.RayTaskError as error:
+                engines = self._engines_after(error, engines, attempt - 1)
         self._rollout.weights_updated(version)
         self._prove_policy()
+
+    def _engines_after(self, error: ray.exceptions.RayTaskError, engines: Engines, left: int) -> Engines:
+        """The engines to begin a failed update again with: one of them has died or hung, or was slow.
+
+        Raises:
+            RayTaskError: the failure is none of that.
+            UpdateFailed: there is no attempt left.
+        """
+        self._connected = ([], 0)  # those that are left have stopped in the middle
+        found = self._rollout.updatable_engines(suspicious=True)
+        was_slow = self._config.fault_tolerance.use_fault_tolerance and _NO_ANSWER in str(error)
+        if found == engines and not was_slow:
+            raise error
+        told = str(error).splitlines()[-1]
+        if not left:
+            often = f"the weight update failed {_UPDATE_ATTEMPTS} times in a row"
+            raise UpdateFailed(f"{often}: {told}") from error
+        logger.warning("the weight update begins again: %s", told)
+        return found
 
     def _prove_policy(self) -> None:
         """Holds the engines' log-probs of a text against the trainer's, once or after each update.
@@ -311,11 +337,14 @@ class RayTrainGroup:
     def _gather(self, refs: list[ray.ObjectRef], what: str) -> list[Any]:
         """Waits for all ranks; whatever dies or is stopped meanwhile ends the wait by name."""
         what = f"{self._role}: {what}"
-        return wait_all(refs, what, self._config.cluster.train_timeout, lambda: self._look(what))
+        try:
+            return wait_all(refs, what, self._config.cluster.train_timeout, lambda: self._look(what))
+        except ProcessDied as error:
+            raise RanksLost(str(error)) from error
 
     def _look(self, what: str) -> None:
         try:
             self._watch.check()
         except ProcessStopped as error:
-            raise ProcessStopped(f"{what}: {error}") from error
+            raise RanksLost(f"{what}: {error}") from error
         self._rollout.check()

@@ -1,11 +1,25 @@
 """The file with the state of a data source: plain data and tensors, whole or not there."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from slime.utils.numpy_data import load_plain
 from slime.utils.plain_file import NotPlainError, place, write_plain
 from slime.utils.types import Sample
+
+DataState = dict[str, Any]
+"""What a data source tells of itself by ``state_dict``."""
+
+
+def state_now(source: Any) -> DataState | None:
+    """The state of a data source that has ``state_dict`` and ``load_state_dict``, as ours have; else None."""
+    if not (hasattr(source, "state_dict") and hasattr(source, "load_state_dict")):
+        return None
+    ledger = getattr(source, "ledger", None)
+    with nullcontext() if ledger is None else ledger.lock:
+        state: DataState = source.state_dict()
+    return state
 
 
 def state_path(directory: str, rollout_id: int) -> Path:

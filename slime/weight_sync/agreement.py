@@ -9,12 +9,31 @@ from urllib.parse import urlsplit
 import torch.distributed as dist
 
 from slime.config.cluster import ClusterConfig
+from slime.config.weight_update import WeightUpdateConfig
 from slime.utils.addresses import get_host_info, is_loopback
+
+_BEFORE_OTHERS = 0.75
 
 
 def wait_limit(config: ClusterConfig) -> timedelta:
     """How long a rank waits for others: ``--distributed-timeout-minutes``."""
     return timedelta(minutes=config.distributed_timeout_minutes)
+
+
+def answer_limit(config: WeightUpdateConfig, loads_all: bool = False) -> float:
+    """Seconds that an engine may take over one request of an update.
+
+    Where engines are replaced one that hangs has to be given up before the other ranks give up the one that
+    asks it: they could not begin again.
+
+    Args:
+        loads_all: whether the engine loads a whole checkpoint within a request.
+    """
+    limit, faults = wait_limit(config.cluster).total_seconds(), config.fault_tolerance
+    if not faults.use_fault_tolerance:
+        return limit
+    earlier = _BEFORE_OTHERS * limit
+    return earlier if loads_all else min(earlier, faults.rollout_engine_hang_timeout)
 
 
 def group_address(urls: Iterable[str] = ()) -> str:

@@ -1,5 +1,6 @@
 """With ``--use-fault-tolerance`` a run goes on after an engine was killed, with as many engines as before."""
 
+import asyncio
 import itertools
 import os
 import signal
@@ -8,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from slime.processes.forked import VARIABLE as FORK_SERVER
 from slime.utils.types import Sample
-from tests.e2e.plugins import waiting_reward
+from tests.e2e.plugins import token_parity_reward, waiting_reward
 
 pytestmark = pytest.mark.e2e
 
@@ -47,6 +49,42 @@ def deadly_updates(args: Namespace) -> None:
             yield bucket
 
     HfWeights.buckets = killing
+
+
+async def router_ending_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
+    """Kills the router in the middle of the second rollout and notes its process id."""
+    note = Path(os.environ[VICTIM])
+    if (sample.index or 0) >= _KILL_AT and not note.exists():
+        pid = _router()
+        note.write_text(str(pid))
+        os.kill(pid, signal.SIGKILL)
+    return await token_parity_reward(args, sample)
+
+
+async def ending_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
+    """Kills the rollout manager, where it runs, then the only engine, then the router, in a rollout each."""
+    victims = (os.getpid, lambda: max(_engines()), _router)
+    for first, victim in zip(range(_KILL_AT, 100, 16), victims, strict=False):
+        note = Path(f"{os.environ[VICTIM]}.{first}")
+        if (sample.index or 0) >= first and not note.exists():
+            pid, is_engine = victim(), first == _KILL_AT + 16
+            note.write_text(str(pid))
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(600 * is_engine)  # else the rollout could end before it is found dead
+    return await waiting_reward(args, sample)
+
+
+def _router() -> int:
+    """The router of the manager in whose process this runs."""
+    # It names itself, and may have lost the environment by which engines are found.
+    return next(one.pid for one in psutil.Process().children(recursive=True) if _is_router(one))
+
+
+def _is_router(process: psutil.Process) -> bool:
+    try:
+        return process.cmdline()[:1] == ["sglang::router"]
+    except psutil.Error:  # it has ended
+        return False
 
 
 def _engines() -> list[int]:
@@ -93,4 +131,33 @@ def test_a_killed_engine_is_replaced_and_updated(
     last_rollout.touch()
     run.expect_success()
     assert len(run.rows("train")) == 5
+    run.expect_no_processes()
+
+
+SAME = ("train/loss", "train/grad_norm", "train/train_rollout_logprob_abs_diff")
+
+
+def test_a_run_that_loses_each_of_its_processes_ends_with_the_numbers_of_its_twin(
+    start, gate, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step is taken again in which the rollout side was lost; with ranks, all since a checkpoint are."""
+    note, last_rollout = tmp_path / "victim", gate(80)
+    monkeypatch.setenv(VICTIM, str(note))
+    flags = [*rl_flags, "--colocate", "--num-rollout", 6, "--rollout-shuffle", "--save-interval", 2]
+    reward = ["--custom-rm-path", "tests.e2e.test_recovery.ending_reward", "--use-fault-tolerance"]
+    run = start([*flags, *reward, "--save", tmp_path / "run"])
+    run.wait_for(lambda: len(run.rows("train")) >= 5, "training after the death of the router")
+    os.kill(run.pid_of("ray::TrainRayActor"), signal.SIGKILL)
+    last_rollout.touch()
+    run.expect_success()
+    assert len(list(tmp_path.glob("victim.*"))) == 3
+    assert run.output.count("the rollout side is started again: ") == 2
+    assert run.output.count("the trainer is started again from iteration 3 of ") == 1
+    twin = start([*flags, "--save", tmp_path / "twin"]).expect_success()
+    ours, theirs = run.rows("train"), twin.rows("train")
+    assert list(ours) == list(theirs) == list(range(6))
+    for step, row in ours.items():
+        assert {key: row[key] for key in SAME} == {key: theirs[step][key] for key in SAME}
+    rewards = [[row["rollout/raw_reward"] for row in r.rows("rollout").values()] for r in (run, twin)]
+    assert rewards[0] == rewards[1]
     run.expect_no_processes()

@@ -17,15 +17,23 @@ THROUGH_TEXT = [
     "--custom-generate-function-path",
     "slime.rollout.text_generation.generate",
 ]
+WITHOUT_ROUTER = [
+    "--use-fault-tolerance",
+    "--custom-rm-path",
+    "tests.e2e.test_recovery.router_ending_reward",
+]
 DEADLY = ["--use-fault-tolerance", "--custom-rm-path", "tests.e2e.test_recovery.deadly_reward"]
 SAME = ("train/loss", "train/grad_norm", "train/train_rollout_logprob_abs_diff")
 
 
-def test_text_through_slimes_router_trains_as_tokens_through_the_stock_one_though_an_engine_dies(
+def test_text_through_slimes_router_trains_as_tokens_through_the_stock_one_though_it_dies_as_an_engine_does(
     start, gate, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sampling depends on the sample alone, so a request that is asked again has the same answer."""
-    stock = start([*rl_flags, *TWO_ENGINES]).expect_success()
+    lost_router = tmp_path / "router"
+    monkeypatch.setenv(VICTIM, str(lost_router))
+    stock = start([*rl_flags, *TWO_ENGINES, *WITHOUT_ROUTER]).expect_success()
+    assert lost_router.exists()
     note, last_rollout = tmp_path / "victim", gate(48)
     monkeypatch.setenv(VICTIM, str(note))
     run = start([*rl_flags, *TWO_ENGINES, *THROUGH_TEXT, *DEADLY])

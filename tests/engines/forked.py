@@ -86,6 +86,9 @@ class ForkedEngine:
             stopped = [self.process.pid] if is_stopped(self.process.pid) else []
             return "is stopped (SIGSTOP)" if self._clock.overdue(stopped, STOPPED_LIMIT) else None
 
+    def processes(self) -> list[tuple[str, int]]:
+        return [("node", self.process.pid)]
+
     def updated(self, version: str) -> None:
         """Its process cannot become another one unseen."""
 

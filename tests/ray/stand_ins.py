@@ -23,7 +23,8 @@ class Cluster:
         hanging: until it is set, checks and looks of these ranks or addresses hang.
         hung: ranks and addresses that hang just now.
         checked: addresses whose health was checked.
-        routed: addresses, by any router.
+        routed: addresses, by any router. A new one knows none.
+        router_starts: why the next starts of a router fail; None for one that does not.
         told: which rank was told that it serves which version.
         taken: places that cannot be filled again yet.
     """
@@ -44,6 +45,7 @@ class Cluster:
         self.routed: list[str] = []
         self.router_fails = False
         self.router_ended: str | None = None
+        self.router_starts: list[str | None] = []
         self.on_register: Callable[[str], None] = lambda url: None
 
     def endpoint(self, rank: int) -> EngineEndpoint:
@@ -70,6 +72,9 @@ class Handle:
     def failure_reason(self) -> str | None:
         self.cluster.hang(self.rank)
         return self.cluster.ended.get(self.rank)
+
+    def processes(self) -> list[tuple[str, int]]:
+        return [("node", 100 + self.rank)]
 
     def updated(self, version: str) -> None:
         self.cluster.told.append((self.rank, version))
@@ -99,13 +104,23 @@ class Router:
     url = "http://router"
 
     def __init__(self, cluster: Cluster) -> None:
+        if cluster.router_starts and (reason := cluster.router_starts.pop(0)):
+            raise RouterError(reason)
         self.cluster = cluster
+        cluster.router_ended = None
+        cluster.routed.clear()
 
     def register_worker(self, url: str, kind: str = "regular") -> None:
         self.cluster.on_register(url)
+        self._require_life()
         self.cluster.routed.append(url)
 
+    def _require_life(self) -> None:
+        if self.cluster.router_ended:
+            raise RouterError("connection refused")
+
     def remove_worker(self, url: str) -> None:
+        self._require_life()
         if self.cluster.router_fails:
             raise RouterError("the router is gone")
         if url in self.cluster.routed:
@@ -154,6 +169,10 @@ def client_class(cluster: Cluster) -> type:
             if isinstance(found, Exception):
                 raise found
             return found
+
+        def request(self, method: str, path: str, timeout: float) -> None:
+            if not self.health(timeout):
+                raise EngineError(self.url, path, None, "timed out")
 
     return Client
 

@@ -19,9 +19,11 @@ A, B = "http://engine0", "http://engine1"
 class Watched:
     """A model of two engines that serve, and its watch."""
 
-    def __init__(self, cluster: Cluster, tolerant: bool = True, **times: float) -> None:
+    def __init__(
+        self, cluster: Cluster, tolerant: bool = True, router_restarts: int = 0, **times: float
+    ) -> None:
         self.cluster = cluster
-        self.model: ServedModel = cluster.model(2)
+        self.model: ServedModel = cluster.model(2, router_restarts=router_restarts)
         self.model.launch()
         self.model.wait_ready(5)
         for one in self.model.living:
@@ -46,7 +48,7 @@ class Watched:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch):
-    def build(tolerant: bool = True, **times: float) -> Watched:
+    def build(tolerant: bool = True, **times: Any) -> Watched:
         cluster = Cluster()
         monkeypatch.setattr(engine, "EngineClient", client_class(cluster))
         monkeypatch.setattr(engine_watch, "LOOK_INTERVAL", 0.02)
@@ -260,6 +262,42 @@ def test_the_end_of_a_router_ends_the_run(fleet) -> None:
         fleet.watch.check()
 
 
+def test_a_router_that_may_be_started_again_is_and_the_run_goes_on(make, caplog) -> None:
+    fleet = make(router_restarts=1)
+    fleet.watch.start()
+    fleet.cluster.router_ended = "router (http://router): killed by SIGKILL"
+    wait_until(lambda: fleet.cluster.routed == [A, B] and fleet.cluster.router_ended is None)
+    fleet.watch.check()
+    assert "started again: router (http://router): killed by SIGKILL" in caplog.text
+    fleet.cluster.router_ended = "router (http://router): killed by SIGABRT"
+    wait_until(lambda: failed(fleet))
+    with pytest.raises(EngineFailure, match=r"the router ended: 1 restarts? .*killed by SIGABRT"):
+        fleet.watch.check()
+
+
+def test_a_router_that_starts_slowly_does_not_delay_an_engines_death(make, monkeypatch) -> None:
+    fleet = make(router_restarts=1)
+    starting, release = threading.Event(), threading.Event()
+    start = fleet.model._start_router
+    monkeypatch.setattr(
+        fleet.model, "_start_router", lambda: [starting.set(), release.wait(120), start()][-1]
+    )
+    fleet.watch.start()
+    fleet.cluster.router_ended = "killed by SIGKILL"
+    assert starting.wait(60)
+    fleet.cluster.ended[0] = "killed by SIGKILL"
+    wait_until(lambda: fleet.states == [DEAD, SERVING])
+    release.set()
+    wait_until(lambda: fleet.cluster.routed == [B] and fleet.model.engines[0].gone.is_set())
+
+
+def test_an_engine_that_hangs_is_found_when_it_is_asked_for_though_checks_are_paused(fleet, caplog) -> None:
+    fleet.cluster.sick[A] = False
+    fleet.watch.probe()
+    assert fleet.states == [DEAD, SERVING] and set(fleet.cluster.checked) == {A, B}
+    assert f"engine 0 ({A}) ended: no answer within 1.5 s, after a weight update that failed" in caplog.text
+
+
 def test_the_first_failure_is_the_one_that_is_told(fleet) -> None:
     fleet.watch.fail("first")
     fleet.watch.fail("second")
@@ -267,11 +305,19 @@ def test_the_first_failure_is_the_one_that_is_told(fleet) -> None:
         fleet.watch.check()
 
 
-def test_without_any_engine_left_the_run_ends(fleet) -> None:
+def test_without_any_engine_left_that_generates_the_run_ends(fleet) -> None:
+    fleet.watch.resume()
     for one in fleet.model.engines:
         fleet.watch.declare_dead(fleet.model, one, "killed by SIGKILL")
     with pytest.raises(EngineFailure, match=r"engine 1 .* killed by SIGKILL; no engine is left"):
         fleet.watch.check()
+
+
+def test_all_engines_may_die_where_others_can_take_their_places_before_the_next_rollout(fleet) -> None:
+    for one in fleet.model.engines:
+        fleet.watch.declare_dead(fleet.model, one, "killed by SIGKILL")
+    fleet.watch.check()
+    assert fleet.cluster.stopped == [0, 1] and fleet.model.is_lost
 
 
 def test_without_tolerance_an_engine_that_hangs_ends_the_run_at_a_named_deadline(make) -> None:

@@ -327,12 +327,125 @@ def test_even_the_last_engine_of_a_model_that_takes_no_updates_comes_back(make) 
     fleet.check()
 
 
-def test_the_last_engine_of_the_trained_model_ends_the_run(make) -> None:
+def test_the_last_engine_of_the_trained_model_ends_the_run_that_needs_it(make) -> None:
     fleet, cluster = make(models=with_a_judge)
-    cluster.ended.update({0: "killed by SIGKILL", 1: "killed by SIGKILL"})
-    wait_until(lambda: failed(fleet))
+    with fleet.serving():
+        cluster.ended.update({0: "killed by SIGKILL", 1: "killed by SIGKILL"})
+        wait_until(lambda: failed(fleet))
     with pytest.raises(EngineFailure, match="no engine is left"):
         fleet.check()
+
+
+def test_all_engines_are_replaced_that_died_before_a_weight_update(make) -> None:
+    fleet, cluster = make(models=with_a_judge)
+    cluster.ended.update({0: "killed by SIGKILL", 1: "killed by SIGKILL"})
+    wait_until(lambda: living(fleet) == [2, 3])
+    fleet.recover()
+    fleet.admit("1")
+    with fleet.serving():
+        assert living(fleet) == [0, 1, 2, 3] and len(cluster.routed) == 4
+
+
+def test_a_rollout_does_not_begin_without_an_engine_of_the_trained_model(make) -> None:
+    fleet, cluster = make(models=with_a_judge)
+    cluster.ended.update({0: "killed by SIGKILL", 1: "killed by SIGKILL"})
+    wait_until(lambda: living(fleet) == [2, 3])
+    with pytest.raises(EngineFailure, match="model default: no engine is left"), fleet.serving():
+        pass
+
+
+def test_places_that_cannot_be_filled_end_the_run_once_all_are_empty(make) -> None:
+    fleet, cluster = make(models=lambda cluster: [cluster.model(2)])
+    cluster.taken.update((0, 1))
+    for rank in (0, 1):
+        cluster.ended[rank] = "it no longer answers"
+    wait_until(lambda: living(fleet) == [])
+    with pytest.raises(EngineFailure, match="model default: no engine is left"):
+        fleet.recover()
+
+
+def test_an_engine_that_hung_in_an_update_is_replaced(make) -> None:
+    """Nothing is found by looking at processes; those that are well are left alone."""
+    fleet, cluster = make()
+    cluster.sick["http://engine0"] = False
+    fleet.recover()
+    assert fleet.launches == 2 and cluster.checked == []
+    fleet.recover(timeout=0.05)
+    assert fleet.launches == 3 and living(fleet) == [0, 1]
+    assert sorted(cluster.checked) == ["http://engine0", "http://engine1"]
+    del cluster.sick["http://engine0"]
+    fleet.recover(timeout=0.05)
+    assert fleet.launches == 3
+
+
+class EndingAtStart(Source):
+    """Engines of which the first so many replacements end while they start."""
+
+    failures = 2
+
+    def __len__(self) -> int:
+        return 2
+
+    def launch(self, place: int, rank: int) -> Any:
+        handle = super().launch(place, rank)
+        self.launched = getattr(self, "launched", 0) + 1
+        if 0 <= self.launched - len(self) - 1 < self.failures:
+            self.cluster.ended[rank] = "out of memory"
+        return handle
+
+    def wait_ready(self, handles: Any, timeout: float) -> Any:
+        for handle in handles:
+            if reason := handle.failure_reason():
+                raise EngineStartError(f"engine {handle.rank}: {reason}")
+        return super().wait_ready(handles, timeout)
+
+
+def of_ending_at_start(cluster: Cluster) -> list[ServedModel]:
+    return [ServedModel("default", [EngineGroup(EndingAtStart(cluster, 2))], lambda: Router(cluster))]
+
+
+def test_a_replacement_that_ends_while_it_starts_is_replaced(make, caplog) -> None:
+    fleet, cluster = make(models=of_ending_at_start)
+    cluster.ended[0] = "killed by SIGKILL"
+    wait_until(lambda: living(fleet) == [1])
+    fleet.recover()
+    assert living(fleet) == [0, 1] and fleet.launches == 5
+    assert cluster.stopped == [0, 0, 0]
+    assert caplog.text.count("engine 0 ended while it started, and is started again: out of memory") == 2
+
+
+def test_replacements_that_end_again_and_again_end_the_run_by_name(make, monkeypatch) -> None:
+    monkeypatch.setattr(EndingAtStart, "failures", 100)
+    fleet, cluster = make(models=of_ending_at_start)
+    cluster.ended[0] = "killed by SIGKILL"
+    wait_until(lambda: living(fleet) == [1])
+    told = "engine 0: 4 replacements in a row ended while they started: out of memory"
+    with pytest.raises(EngineFailure, match=told):
+        fleet.recover()
+
+
+def test_replacements_that_do_not_start_in_time_end_the_run(make, monkeypatch) -> None:
+    fleet, cluster = make(models=of_ending_at_start)
+    monkeypatch.setattr(EndingAtStart, "failures", 0)
+
+    def late(self: Source, handles: Any, timeout: float) -> Any:
+        raise EngineStartError("does not serve after 600 s")
+
+    monkeypatch.setattr(EndingAtStart, "wait_ready", late)
+    cluster.ended[0] = "killed by SIGKILL"
+    wait_until(lambda: living(fleet) == [1])
+    with pytest.raises(EngineStartError, match="does not serve after 600 s"):
+        fleet.recover()
+
+
+def test_each_rollout_forgets_the_restarts_of_routers_before_it(make) -> None:
+    models = lambda cluster: [cluster.model(2, router_restarts=1)]
+    fleet, cluster = make(models=models)
+    for _ in range(3):
+        with fleet.serving():
+            cluster.router_ended = "killed by SIGKILL"
+            wait_until(lambda: cluster.router_ended is None and len(cluster.routed) == 2)
+    fleet.check()
 
 
 def test_a_frozen_engine_on_the_trainers_gpus_waits_for_its_turn(make) -> None:
@@ -442,3 +555,10 @@ def test_a_token_is_made_for_engines_that_leave_loopback() -> None:
 def test_the_routers_metrics_have_a_port_of_their_own(port: int) -> None:
     assert 0 < metrics_port(port) < 65_535
     assert metrics_port(port) != port
+
+
+def test_the_processes_of_living_engines_are_known_by_name(make) -> None:
+    fleet, cluster = make(models=with_a_judge)
+    cluster.ended[1] = "killed by SIGKILL"
+    wait_until(lambda: living(fleet) == [0, 2, 3])
+    assert fleet.processes() == [(f"engine {n} (http://engine{n})", ("node", 100 + n)) for n in (0, 2, 3)]

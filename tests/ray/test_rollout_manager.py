@@ -234,9 +234,9 @@ GROUPED = {
 
 def test_lists_of_a_rollout_function_are_its_groups_where_it_names_none(flags: dict[str, Any]) -> None:
     flags |= GROUPED | {"loss_type": "sft_loss"}
-    _, metrics, _, spans = RolloutManager(config_with(**flags), [], 0).generate(0)  # type: ignore[arg-type]
+    _, metrics, _, spans, state = RolloutManager(config_with(**flags), [], 0).generate(0)  # type: ignore[arg-type]
     assert metrics["rollout/own"] == 0.5 and "rollout/step" not in metrics
-    assert spans == []
+    assert spans == [] and state is None
     assert [sample.group_index for sample in seen] == [0, 0, 0, 1, 1]
 
 
@@ -248,3 +248,39 @@ def test_a_row_of_rollouts_with_equal_rewards_is_told_once(
     monkeypatch.setattr(silent_rollouts, "LOOKS", (lambda config, samples: next(found),))
     manager = RolloutManager(config_with(**flags), [], 0)  # type: ignore[arg-type]
     assert [manager.generate(i)[2] for i in range(4)] == [["flat"], [], [], ["flat again"]]
+
+
+class Counting(Source):
+    """A data source that tells how many rollouts it has given prompts to."""
+
+    rollouts = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rollouts": self.rollouts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rollouts = state["rollouts"]
+
+
+def counting_fn(args: Namespace, rollout_id: int, data_source: Any, evaluation: bool = False) -> list[Any]:
+    data_source.rollouts += 1
+    return [[Sample(index=0), Sample(index=1)]]
+
+
+def test_another_manager_goes_on_from_where_the_data_was_after_a_rollout(flags: dict[str, Any]) -> None:
+    flags |= GROUPED | {"data_source_path": f"{__name__}.Counting", "use_fault_tolerance": True}
+    flags["rollout_function_path"] = f"{__name__}.counting_fn"
+    first, second = (RolloutManager(config_with(**flags), [], 0) for _ in range(2))  # type: ignore[arg-type]
+    assert first.data_state() == {"rollouts": 0}
+    states = [first.generate(rollout_id)[4] for rollout_id in range(2)]
+    assert states == [{"rollouts": 1}, {"rollouts": 2}]
+    second.restore(states[0])  # type: ignore[arg-type]
+    assert second.generate(1)[4] == states[1]
+
+
+@pytest.mark.parametrize(("source", "tolerant"), [("Source", True), ("Counting", False)])
+def test_none_does_where_nobody_asked_or_the_data_source_does_not_tell(
+    flags: dict[str, Any], source: str, tolerant: bool
+) -> None:
+    flags |= {"data_source_path": f"{__name__}.{source}", "use_fault_tolerance": tolerant}
+    assert RolloutManager(config_with(**flags), [], 0).data_state() is None  # type: ignore[arg-type]

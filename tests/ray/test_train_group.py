@@ -5,10 +5,12 @@ from contextlib import nullcontext
 from unittest.mock import MagicMock
 
 import pytest
+import ray
 
 from slime.observability.run_log import RunLog
 from slime.observability.tracking import Tracker
 from slime.ray import train_group
+from slime.ray.losses import UpdateFailed
 from slime.ray.train_group import RayTrainGroup
 from slime.training.checkpoint_dir import MARKER, iteration_dir
 from slime.utils.checkpoint_record import write_record
@@ -101,6 +103,57 @@ def test_the_policy_served_is_proven_with_the_first_weights_or_with_all(started,
     assert found == proofs
     for call in rollout.check_policy.call_args_list:
         assert call.args == ([5, 6, 7], [-1.0, -2.0])
+
+
+def task_error(message):
+    return ray.exceptions.RayTaskError("update_weights", f"Traceback:\n{message}", RuntimeError(message))
+
+
+DIED = "EngineError: engine http://a: /end_weight_update: no answer: ReadError"
+REFUSED = "EngineError: engine http://a: /end_weight_update: HTTP 400: no session is open"
+
+
+def engines_in_turn(group, *numbers):
+    """`updatable_engines` tells of one engine, with these numbers one after the other."""
+    group._rollout.updatable_engines.side_effect = [(["an engine"], number) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("failures", "numbers"),
+    [
+        ([DIED], [1, 2]),
+        ([DIED] * 4, [1, 2, 3, 4, 5]),
+        ([REFUSED], [1, 2]),
+        ([DIED], [1, 1]),  # it was slow, and is well by now
+    ],
+)
+def test_an_update_begins_again_as_long_as_engines_are_lost(started, failures, numbers):
+    group, _ = started(0, use_fault_tolerance=True)
+    engines_in_turn(group, *numbers)
+    trainer = group._actors[0]
+    trainer.update_weights.remote.side_effect = [*map(task_error, failures), (3, SyncReport())]
+    group.update_weights()
+    assert trainer.connect_rollout_engines.remote.call_count == len(numbers)  # anew each time
+    suspicious = [call.kwargs for call in group._rollout.updatable_engines.call_args_list]
+    assert suspicious == [{}, *[{"suspicious": True}] * len(failures)]
+    group._rollout.weights_updated.assert_called_once_with(3)
+
+
+@pytest.mark.parametrize(("error", "tolerant"), [(REFUSED, True), (DIED, False)])
+def test_an_update_that_no_engine_was_lost_in_fails(started, error, tolerant):
+    group, _ = started(0, use_fault_tolerance=tolerant)
+    engines_in_turn(group, 1, 1)
+    group._actors[0].update_weights.remote.side_effect = task_error(error)
+    with pytest.raises(ray.exceptions.RayTaskError, match="end_weight_update"):
+        group.update_weights()
+
+
+def test_an_update_that_fails_again_and_again_ends_the_run_by_name(started):
+    group, _ = started(0, use_fault_tolerance=True)
+    engines_in_turn(group, *range(9))
+    group._actors[0].update_weights.remote.side_effect = task_error(DIED)
+    with pytest.raises(UpdateFailed, match=rf"failed 5 times in a row: {DIED}"):
+        group.update_weights()
 
 
 @pytest.fixture

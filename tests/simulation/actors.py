@@ -26,11 +26,13 @@ class Actor:
 
     Attributes:
         instance: the object whose methods are called; None until it is made.
+        at_end: called when its process has ended, as for what it had started: other actors among it.
     """
 
     def __init__(self, ray: "Ray", name: str, most: int, make: Callable[[], Any]) -> None:
         self.ray, self.name, self._most = ray, name, most
         self.alive, self.instance = True, None
+        self.at_end: list[Callable[[], None]] = []
         self._calls: deque[tuple[Ref, Callable[[], Any], str]] = deque()
         self._running = 0
         self._open: dict[Ref, None] = {}
@@ -95,6 +97,9 @@ class Actor:
         self._open, self._calls = {}, deque()
         if (ended := getattr(self.instance, "process_ended", None)) is not None:
             ended()
+        self.ray.on_end(self)
+        for end in self.at_end:
+            end()
         self.ray.world.kill(self)
 
 
@@ -130,6 +135,8 @@ class _ActorClass:
         make = lambda: self._kind(*arguments, **named)
         actor = Actor(ray, f"{self._kind.__name__} {number}", most, make)
         ray.actors.append(actor)
+        if isinstance(owner := ray.world.current.process, Actor):
+            owner.at_end.append(actor.die)
         return Handle(actor)
 
 
@@ -142,6 +149,7 @@ class Ray:
     def __init__(self, world: World) -> None:
         self.world = world
         self.actors: list[Actor] = []
+        self.on_end: Callable[[Actor], None] = lambda actor: None
 
     def latency(self) -> float:
         return self.world.rng.expovariate(1 / LATENCY)

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime.backends.sglang_utils.client import EngineClient
+from slime.ray import fleet, served_model
 from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_group import EngineGroup
 from slime.ray.engine_watch import EngineWatch
 from slime.ray.fleet import Fleet
+from slime.ray.rollout_group import RolloutGroup
+from slime.ray.rollout_manager import RolloutManager
 from slime.ray.served_model import ServedModel
 from slime.ray.train_group import RayTrainGroup
 from slime.ray.train_worker import TrainWorker
@@ -243,6 +246,17 @@ def _never_again(real: Any) -> Any:
     return update
 
 
+def _raised(real: Any) -> Any:
+    def bury(model: ServedModel, failures: Any, error: Exception) -> None:
+        raise error
+
+    return bury
+
+
+def _never(real: Any) -> Any:
+    return lambda self: False
+
+
 def _by_address(real: Any) -> Any:
     """Reconnects only where addresses have changed: a replacement may have its predecessor's."""
 
@@ -295,6 +309,15 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "a replacement never serves": (Bug(ServedModel, "admit", _replacements_left_out),),
     "an update that was interrupted is not closed": (Bug(SessionTransport, "connect", _left_open),),
     "what older weights have computed is kept": (Bug(SessionTransport, "_flush", _nothing),),
+    "a router that has ended is not started again": (Bug(EngineWatch, "_look_at_router", _nothing),),
+    "a new router is not told of the engines that serve": (Bug(served_model, "_list_again", _nothing),),
+    "an engine that hangs in an update is not given up": (Bug(EngineWatch, "probe", _nothing),),
+    "a replacement that ends while it starts ends the run": (Bug(fleet, "_bury", _raised),),
+    "a lost rollout manager is not started again": (Bug(RolloutGroup, "may_restart", _never),),
+    "a new rollout manager begins the data anew": (Bug(RolloutManager, "restore", _nothing),),
+    "a new rollout manager goes back to the data of the first step": (
+        Bug(RolloutGroup, "end_step", _nothing),
+    ),
     "a group is booked twice": (Bug(RolloutAccount, "train", _booked_twice),),
 }
 """What is wrong, and the names that are changed for it."""

@@ -251,6 +251,9 @@ class SimEngineActor:
             raise EngineStartError(f"{server!r}: {server.end}")
         return EngineEndpoint(server.url, None, 1, None)
 
+    def server_location(self) -> tuple[str, int]:
+        return "node", self.rank
+
     def failure_reason(self) -> str | None:
         return self.server.end
 
@@ -275,7 +278,15 @@ class RouterServer:
     def handle(self, method: str, path: str, body: Any, done: Done) -> None:
         self.world.after(self.world.rng.expovariate(1 / CONTROL), self._answer, method, path, body, done)
 
+    def die(self, how: str) -> None:
+        if self.alive:
+            self.alive = False
+            self.world.note(f"the router {how}")
+            self.sim.network.break_off(self)
+
     def _answer(self, method: str, path: str, body: Any, done: Done) -> None:
+        if not self.alive:
+            return
         if path == "/generate":
             self._forward(body, done, left=4)
         elif path == "/liveness":
@@ -299,6 +310,8 @@ class RouterServer:
         return {url.removeprefix("http://").replace(":", "-"): url for url in self.workers}
 
     def _forward(self, body: Any, done: Done, left: int) -> None:
+        if not self.alive:
+            return
         if not self.workers:
             done(503, {"error": "no worker"})
             return
@@ -333,7 +346,7 @@ class RouterHost:
         return ""
 
     def terminate(self, grace: float) -> None:
-        self.server.alive = False
+        self.server.die("was ended")
 
 
 def is_actor_of(handle: Handle, server: EngineServer) -> bool:

@@ -10,7 +10,6 @@ import functools
 import itertools
 import json
 import logging
-import math
 import pickle  # of what this process made itself
 import shutil
 import tempfile
@@ -32,8 +31,9 @@ from slime.rollout.generate_state import GenerateState
 from slime.utils.data import Dataset
 from slime.utils.http_utils import init_http_client
 from slime.utils.weight_clock import clock
-from tests.simulation.actors import Ray
+from tests.simulation.actors import Actor, Ray
 from tests.simulation.engines import EngineServer
+from tests.simulation.faults import Faults
 from tests.simulation.invariants import Rules
 from tests.simulation.kernel import Violation, World
 from tests.simulation.network import Network
@@ -44,9 +44,7 @@ from tests.simulation.trainers import Gloo
 
 BUGS = (AssertionError, KeyError, IndexError, AttributeError, NameError, TypeError)
 """Errors by which no run may end, whatever it has met."""
-
-
-_MAX_FAULTS = 6  # of engines, in one history
+MANAGER = "RolloutManager"
 
 
 class Slots:
@@ -139,10 +137,12 @@ class Simulation:
         self.ports = itertools.count(1)
         self.engines: list[EngineServer] = []
         self.router: Any = None
-        self.outcome = self.excuse = ""
-        self.faults, self.resumed = 0, False
-        if plan.loss or plan.delay:
-            self.excuse = "control requests are lost, or so late that engines seem to be dead"
+        self.outcome = ""
+        self.resumed = False
+        self.left_behind: list[EngineServer] = []  # by the last rollout manager that ended
+        self.rollout: RolloutGroup | None = None
+        self.ray.on_end = self._actor_ended
+        self.faults = Faults(self)
         self.world.on_event = self.rules.look
         self.args = args_of(plan)
 
@@ -152,8 +152,14 @@ class Simulation:
     @property
     def fleet(self) -> Any:
         """The fleet of the run; None before there is one."""
-        actors = self.ray.actors[self._manager :]
-        return None if not actors or actors[0].instance is None else actors[0].instance.real._fleet
+        manager = self.manager
+        return None if manager is None or manager.instance is None else manager.instance.real._fleet
+
+    @property
+    def manager(self) -> Actor | None:
+        """The rollout manager, or the one that was lost last."""
+        managers = [actor for actor in self.ray.actors[self._first :] if actor.name.startswith(MANAGER)]
+        return managers[-1] if managers else None
 
     def fleet_engines(self) -> list[Any]:
         """The engines of the fleet, as it knows them."""
@@ -167,7 +173,7 @@ class Simulation:
     def serving(self) -> list[Any]:
         return [engine for engine in self.fleet_engines() if engine.state is EngineState.SERVING]
 
-    _manager = 0
+    _first = 0  # of the actors of this life
 
     def live(self) -> None:
         """The run, and another one after a crash."""
@@ -197,13 +203,21 @@ class Simulation:
             self.world.kill(process)
         for actor in self.ray.actors:
             actor.die()
-        self.router.alive = False
+        self.router.die("is killed")
         self.world.sleep(1.0)
         self._begin_again()
 
+    def _actor_ended(self, actor: Actor) -> None:
+        """What runs in the process of the rollout manager ends with it, and the next one begins anew."""
+        if actor.name.startswith(MANAGER):
+            self.left_behind = [engine for engine in self.engines if engine.alive]
+            self.world.kill("manager loop")
+            self.modules.forget_loop()
+            reset_process()
+
     def _begin_again(self) -> None:
         """The new processes know nothing of the old ones."""
-        self._manager = len(self.ray.actors)
+        self._first, self.rollout = len(self.ray.actors), None
         self.modules.forget_loop()
         self.gloo.__init__(self)  # type: ignore[misc]
         reset_process()
@@ -226,7 +240,8 @@ class Simulation:
     def _judge(self, error: Exception) -> None:
         """Faults that nobody promises to survive may end a run, and by name; bugs may not."""
         told = str(error)
-        if not self.excuse or isinstance(error, BUGS) or "LedgerError" in told or "IllegalState" in told:
+        is_bug = isinstance(error, BUGS) or "LedgerError" in told or "IllegalState" in told
+        if is_bug or not self.faults.excuse:
             found = error if isinstance(error, Violation) else Violation(f"ended by {self.outcome}")
             found.__cause__ = found.__cause__ or (None if found is error else error)
             self.world.fail_with(found)
@@ -235,6 +250,7 @@ class Simulation:
         config = run_config(copied(self.args))
         log = RunLog(Tracker([]))
         rollout = RolloutGroup(config, Slots(self.plan.engines), self.plan.ranks, log, needs_offload=False)
+        self.rollout = rollout
         critic = RayTrainGroup(config, Slots(0), rollout, log, role="critic")
         actor = WatchedGroup(config, Slots(self.plan.ranks), rollout, log)
         loop = asynchronous if self.plan.asynchronous else synchronous
@@ -250,74 +266,6 @@ class Simulation:
             actor.shutdown()
             rollout.shutdown()
         self.rules.stopped()
-
-    def trouble(self) -> None:
-        """Faults of engines, one after the other."""
-        rng, world = self.world.rng, self.world
-        if self.plan.faults is None or self.outcome:
-            return
-        world.after(rng.expovariate(1 / self.plan.faults), self.trouble)
-        alive = [engine for engine in self.engines if engine.alive]
-        if self.plan.silent:
-            self._silence(rng.choice(self._healthy() or [None]))
-            return
-        if not alive or self.faults >= _MAX_FAULTS:
-            return
-        self.faults += 1
-        engine, kind = rng.choice(alive), rng.random()
-        self._note_excuse(engine, hangs=0.5 <= kind < 0.9)
-        if kind < 0.5:
-            engine.die("was killed by SIGKILL")
-        elif kind < 0.9:
-            engine.hang(rng.choice((1.0, 10.0, 100.0, 1e6)) * (0.5 + rng.random()))
-        else:
-            self._lose_actor(engine)
-
-    def weights_come(self) -> None:
-        """One of the engines may be hit while it is given weights."""
-        rng = self.world.rng
-        if rng.random() < self.plan.strikes:
-            self.world.after(rng.random() * rng.choice((0.1, 1.0)), self._strike)
-
-    def _strike(self) -> None:
-        rng, alive = self.world.rng, [engine for engine in self.engines if engine.alive]
-        if alive and self.faults < _MAX_FAULTS:
-            self.faults += 1
-            engine, hangs = rng.choice(alive), rng.random() < 0.2
-            self._note_excuse(engine, hangs)
-            if hangs:
-                engine.hang(rng.choice((1.0, 200.0, 1e6)))
-            else:
-                engine.die("was killed by SIGKILL")
-
-    def _healthy(self) -> list[EngineServer]:
-        servers = [self.network.servers[engine.url] for engine in self.serving()]
-        return [server for server in servers if server.alive and not server.hung]
-
-    def _silence(self, engine: EngineServer | None) -> None:
-        """Has it answer nothing any more, while others do, and while health is checked."""
-        checked = self.fleet is not None and self.fleet._watch._check_due < math.inf
-        if engine is not None and checked and not self.faults and len(self._healthy()) > 1:
-            self.faults += 1
-            engine.hang(1e6)
-
-    def _note_excuse(self, engine: EngineServer, hangs: bool) -> None:
-        """What no run is promised to survive."""
-        healthy = {server.url for server in self._healthy()}
-        hits, self._hits = self._hits, (clock.updates, clock.updating)
-        if not self.plan.tolerant:
-            self.excuse = "no death is tolerated"
-        elif engine.url not in healthy or not healthy - {engine.url}:
-            self.excuse = "it was the last engine, or one that starts"
-        elif clock.updating and (hangs or hits == self._hits):
-            self.excuse = "an update that had begun again, or an engine that hangs in an update"
-
-    _hits: tuple[int, bool] = (-1, False)
-
-    def _lose_actor(self, engine: EngineServer) -> None:
-        for actor in self.ray.actors:
-            if actor.alive and getattr(actor.instance, "server", None) is engine:
-                actor.die()
 
 
 @functools.cache
@@ -346,6 +294,8 @@ class History:
     events: int
     seconds: float
     faults: int
+    router_faults: int
+    manager_faults: int
     resumed: bool
     lines: list[str]
 
@@ -392,7 +342,7 @@ def play_plan(
     try:
         with in_place(sim):
             init_http_client(sim.args)
-            sim.world.after(sim.world.rng.uniform(10.0, 60.0), sim.trouble)
+            sim.faults.begin()
             try:
                 sim.world.run(sim.live)
             finally:
@@ -405,5 +355,14 @@ def play_plan(
     world = sim.world
     world.note(f"outcome {sim.outcome}")
     return History(
-        plan, world.digest, sim.outcome, world.events, world.now, sim.faults, sim.resumed, world.lines
+        plan,
+        world.digest,
+        sim.outcome,
+        world.events,
+        world.now,
+        sim.faults.engines,
+        sim.faults.routers,
+        sim.faults.managers,
+        sim.resumed,
+        world.lines,
     )

@@ -30,6 +30,10 @@ class WatchedSource(RolloutDataSourceWithBuffer):
         super().save(rollout_id)
         self.rules.saved(rollout_id)
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.rules.restored(state)
+
     def load(self, rollout_id: int | None = None) -> None:
         super().load(rollout_id)
         self.rules.loaded(rollout_id)

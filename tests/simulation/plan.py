@@ -20,6 +20,8 @@ class Plan:
         faults: virtual seconds on average between two faults of engines; None without.
         silent: one engine stops to answer, of several that tolerate it, and nothing else goes wrong.
         strikes: how likely an engine is hit while weights are sent.
+        router_deaths: virtual seconds after which the router is killed, each time.
+        manager_deaths: the same of the rollout manager.
         crash_after: virtual seconds after which the whole run is killed, to be resumed; None for never.
         token: virtual seconds on average that an engine computes one.
         pieces: parts in which weights come to an engine.
@@ -48,6 +50,8 @@ class Plan:
     token: float
     concurrency: int
     silent: bool = False
+    router_deaths: tuple[float, ...] = ()
+    manager_deaths: tuple[float, ...] = ()
 
 
 def draw(seed: int) -> Plan:
@@ -80,7 +84,13 @@ def draw(seed: int) -> Plan:
         token=rng.choice((0.03, 0.2, 0.6)),
         concurrency=rng.choice((1, 2, 4, 8)),
     )
-    return _silenced(plan) if rng.random() < 0.1 else plan
+    if rng.random() < 0.1:
+        return _silenced(plan)
+    deaths = lambda *numbers: tuple(rng.uniform(5.0, 150.0) for _ in range(rng.choice(numbers)))
+    if not troubled:
+        return plan
+    routers, managers = deaths(0, 0, 0, 1, 1, 3), deaths(0, 0, 0, 1, 2)
+    return replace(plan, router_deaths=routers, manager_deaths=() if asynchronous else managers)
 
 
 def _silenced(plan: Plan) -> Plan:
@@ -122,7 +132,7 @@ def args_of(plan: Plan) -> Any:
         train_timeout=3000.0,
         cluster_timeout=120.0,
         engine_startup_timeout=200.0,
-        distributed_timeout_minutes=2,
+        distributed_timeout_minutes=4,
         check_served_policy=False,
         save="disk",
         load="disk",

@@ -18,6 +18,7 @@ from tests.simulation.trainers import Backend, SimTrainActor, SimTransport
 UNDER_SIMULATION = (
     "slime.ray.asynchronous",
     "slime.ray.synchronous",
+    "slime.ray.healing",
     "slime.ray.rollout_group",
     "slime.ray.train_group",
     "slime.ray.waiting",
@@ -71,6 +72,12 @@ class NoWatch:
     def check(self) -> None:
         return
 
+    def add_process(self, name: str, location: Any) -> None:
+        return
+
+    def wait_until_gone(self, timeout: float) -> None:
+        return
+
 
 def names_of(sim: Any) -> dict[str, Any]:
     """What stands where, by dotted path."""
@@ -82,9 +89,12 @@ def names_of(sim: Any) -> dict[str, Any]:
     gc = SimpleNamespace(collect=nothing, freeze=nothing)
 
     def start_router(*arguments: Any, **options: Any) -> Any:
+        sim.rules.router_starts()
+        sim.world.sleep(2.0 * sim.world.rng.random())
         server = RouterServer(sim)
         url = f"http://{ROUTER[0]}:{ROUTER[1]}"
         network.servers[url], sim.router = server, server
+        sim.world.current.process.at_end.append(lambda: server.die("ended with its manager"))
         return import_module("slime.backends.sglang_utils.router").RouterProcess(RouterHost(server), url)
 
     def batch(config: Any, samples: list[Any]) -> Any:
@@ -98,12 +108,14 @@ def names_of(sim: Any) -> dict[str, Any]:
         f"{module}.time": modules.time
         for module in (
             *("slime.ray.fleet", "slime.ray.engine_watch", "slime.ray.waiting", "slime.ray.rollout_manager"),
+            "slime.ray.served_model",
             *("slime.backends.sglang_utils.client", "slime.backends.sglang_utils.server_control"),
             *("tenacity", "tenacity.nap"),
         )
     }
     threads = {
-        f"slime.ray.{module}.threading": modules.threading for module in ("fleet", "engine_watch", "engine")
+        f"slime.ray.{module}.threading": modules.threading
+        for module in ("fleet", "engine_watch", "engine", "served_model")
     }
     rays = {
         f"slime.ray.{module}.ray": ray

@@ -1,5 +1,7 @@
 """What engines are asked before the first bucket of an update and after the last."""
 
+import asyncio
+import threading
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -10,6 +12,10 @@ from slime.backends.sglang_utils.client import EngineError
 from slime.config.run import run_config
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.transports import session as sessions
+from slime.weight_sync.transports.broadcast import BroadcastTransport
+from slime.weight_sync.transports.delta import DeltaTransport
+from slime.weight_sync.transports.disk import DiskTransport
+from slime.weight_sync.transports.handle import HandleTransport
 from slime.weight_sync.transports.session import SessionTransport
 from tests.engines import free_port
 from tests.run_args import run_args
@@ -151,3 +157,34 @@ def test_connections_are_given_up_with_the_engines(engine):
     (client,) = session._engines.clients
     session.disconnect()
     assert client._http.is_closed and not session._engines.clients
+
+
+@pytest.mark.parametrize(
+    ("kind", "tolerant", "seconds"),
+    [
+        (BroadcastTransport, False, 60),
+        (DiskTransport, False, 60),
+        (BroadcastTransport, True, 20),
+        (HandleTransport, True, 20),
+        (DeltaTransport, True, 45),  # a whole checkpoint within a request; before other ranks give up, too
+    ],
+)
+def test_an_engine_has_less_time_to_answer_where_another_can_take_its_place(kind, tolerant, seconds):
+    flags = dict(distributed_timeout_minutes=1, rollout_engine_hang_timeout=20.0)
+    flags |= dict(update_weight_disk_dir="/nowhere", synced_checkpoint="/nowhere")
+    assert kind(run_config(run_args(use_fault_tolerance=tolerant, **flags)))._answer_limit == seconds
+
+
+def test_an_engine_that_hangs_in_an_update_is_given_up_by_name(engine):
+    hang = threading.Event()
+
+    async def never(body):
+        while not hang.is_set():
+            await asyncio.sleep(0.01)
+
+    engine.answers["begin_weight_update"] = never
+    session = Session(use_fault_tolerance=True, rollout_engine_hang_timeout=0.5)
+    session.connect([endpoint(engine.url)])
+    with pytest.raises(EngineError, match=f"{engine.url}: /begin_weight_update: no answer: ReadTimeout"):
+        session.open("1", PLAN)
+    hang.set()

@@ -264,8 +264,10 @@ class EngineClient:
 
     def destroy_weights_update_group(self, group_name: str = DEFAULT_GROUP) -> None:
         """Leaves the group. An engine that does not know it, or is gone, is logged: the aim is reached."""
+        # A short deadline: who gives no answer is found out by what is asked of it next.
+        body, timeout = {"group_name": group_name}, min(self.timeout, INFO_TIMEOUT_S)
         try:
-            self.request("POST", "/destroy_weights_update_group", {"group_name": group_name})
+            self.request("POST", "/destroy_weights_update_group", body, timeout=timeout)
         except EngineError as error:
             if error.status not in (None, 400):
                 raise
@@ -334,14 +336,12 @@ class EngineClient:
         The cache is flushed first: SGLang refuses to release it while prefixes are held.
         """
         self.flush_cache()
-        self.request("POST", "/release_memory_occupation", _tags(tags))
+        body = {"tags": None if tags is None else list(tags)}
+        self.request("POST", "/release_memory_occupation", body)
 
     def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
-        self.request("POST", "/resume_memory_occupation", _tags(tags))
-
-
-def _tags(tags: Sequence[str] | None) -> dict[str, list[str] | None]:
-    return {"tags": None if tags is None else list(tags)}
+        body = {"tags": None if tags is None else list(tags)}
+        self.request("POST", "/resume_memory_occupation", body)
 
 
 def _json_or_text(response: httpx.Response) -> Any:

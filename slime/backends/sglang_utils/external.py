@@ -288,6 +288,10 @@ class ExternalEngine:
             return True
         return given.isdecimal() and found == str(int(given) + 1)
 
+    def processes(self) -> list[tuple[str, int]]:
+        """None: they are not ours to end."""
+        return []
+
     def updated(self, version: str) -> None:
         self._version = version
 

@@ -129,8 +129,8 @@ class RouterProcess:
         self._wait(lambda: not self._is_listed(url), timeout, f"to drop {url}")
 
     def shutdown(self) -> None:
-        self._http.close()
         self.process.terminate(SHUTDOWN_GRACE_S)
+        self._http.close()
 
     def _is_listed(self, url: str, healthy: bool = False) -> bool:
         return any(
@@ -149,6 +149,10 @@ class RouterProcess:
         except httpx.TransportError as error:
             reason = self.failure_reason() or f"{type(error).__name__}: {error}"
             raise RouterError(f"router {self.url}: {method} {path}: {reason}") from error
+        except RuntimeError as error:
+            if not self._http.is_closed:
+                raise
+            raise RouterError(f"router {self.url}: {method} {path}: it was shut down") from error
         if response.status_code >= 400:
             answer = f"HTTP {response.status_code}: {response.text}"
             raise RouterError(f"router {self.url}: {method} {path}: {answer}")

@@ -13,6 +13,7 @@ from slime.backends.sglang_utils.client import EngineClient
 from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors
 from slime.utils.deadlines import within
+from slime.weight_sync.agreement import answer_limit
 from slime.weight_sync.floor import disk_speed, probe_size
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.transports.session import SessionTransport
@@ -35,6 +36,7 @@ class DiskTransport(SessionTransport):
 
     def __init__(self, config: WeightUpdateConfig) -> None:
         super().__init__(config)
+        self._answer_limit = answer_limit(config, loads_all=True)
         sync = config.weight_sync
         self._root = Path(sync.update_weight_disk_dir or "").absolute()
         self._local = sync.update_weight_local_checkpoint_dir

@@ -119,7 +119,7 @@ class HandleTransport(SessionTransport):
             # Collective on all ranks, members or not.
             group = dist.new_group(ranks, backend="gloo", timeout=self._timeout) if len(ranks) > 1 else None
             if dist.get_rank() in ranks:
-                self._engine = EngineClient(endpoint, timeout=self._timeout.total_seconds())
+                self._engine = EngineClient(endpoint, timeout=self._answer_limit)
                 self._ranks, self._group = ranks, group
 
     def _leave(self) -> None:

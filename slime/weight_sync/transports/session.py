@@ -12,7 +12,7 @@ from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.config.weight_update import WeightUpdateConfig
 from slime.observability.spans import SpanList
 from slime.utils.types import EngineEndpoint
-from slime.weight_sync.agreement import wait_limit
+from slime.weight_sync.agreement import answer_limit, wait_limit
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.transports.transport import Transport
 
@@ -52,7 +52,7 @@ class SessionTransport(Transport):
 
     def __init__(self, config: WeightUpdateConfig) -> None:
         self.spans = SpanList()
-        self._timeout = wait_limit(config.cluster)
+        self._timeout, self._answer_limit = wait_limit(config.cluster), answer_limit(config)
         self._bucket_bytes = config.weight_sync.update_weight_buffer_size
         self._pause_mode = config.weight_sync.pause_generation_mode
         self._endpoints: list[EngineEndpoint] = []
@@ -79,7 +79,7 @@ class SessionTransport(Transport):
         self.disconnect()
         self._endpoints = list(endpoints)
         if dist.get_rank() == 0:
-            self._engines = EngineClients(endpoints, self._timeout.total_seconds())
+            self._engines = EngineClients(endpoints, self._answer_limit)
         self._join()
         if self._is_open:
             self._check_pending = False  # what there was to compare with is gone

@@ -1,0 +1,114 @@
+"""What the synchronous loop does again when it has lost processes."""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from slime.arguments.validate.checkpoint_files import newest_of_all
+
+if TYPE_CHECKING:  # bad flags are answered without waiting for these
+    from slime.config.run import RunConfig
+    from slime.ray.losses import RanksLost, RolloutSideLost
+    from slime.ray.rollout_group import RolloutGroup
+    from slime.ray.train_group import RayTrainGroup
+
+logger = logging.getLogger(__name__)
+
+TRAINER_RESTARTS = 3  # without a step that was not taken before
+
+
+class Healing:
+    """Takes steps, and takes those again in which processes were lost.
+
+    Where the rollout side is lost it is a part of a step. Training loses nothing: it has its batch, and what
+    is lost meanwhile is found by who needs it next. Where ranks of the trainer are lost all steps since the
+    latest checkpoint are taken again.
+
+    Args:
+        sync_weights: gives engines the weights, which the trainer has on its GPUs.
+    """
+
+    def __init__(
+        self,
+        config: "RunConfig",
+        actor: "RayTrainGroup",
+        critic: "RayTrainGroup",
+        rollout: "RolloutGroup",
+        sync_weights: Callable[[], None],
+    ) -> None:
+        self._config, self._actor, self._critic = config, actor, critic
+        self._rollout, self._sync_weights = rollout, sync_weights
+
+    def take_all(self, take: Callable[[int], None], steps: range) -> None:
+        """Takes these steps, by ``take(rollout_id)``.
+
+        Raises:
+            RanksLost: too often, or there is no checkpoint of this run to go back to.
+        """
+        from slime.ray.losses import RanksLost
+
+        rollout_id, furthest, losses = steps.start, steps.start, 0
+        while rollout_id < steps.stop:
+            try:
+                take(rollout_id)
+            except RanksLost as lost:
+                losses += 1
+                rollout_id = self._go_back(lost, losses)
+                continue
+            rollout_id += 1
+            if rollout_id > furthest:
+                furthest, losses = rollout_id, 0
+
+    def run(self, part: Callable[..., None], *arguments: int) -> None:
+        """Takes a part of a step.
+
+        Raises:
+            RolloutSideLost: too often, or none may be started again.
+        """
+        from slime.ray.losses import RolloutSideLost
+
+        lost: RolloutSideLost | None = None
+        while True:
+            try:
+                if lost is not None:
+                    self._start_again(lost)
+                part(*arguments)
+                return
+            except RolloutSideLost as error:
+                if not self._rollout.may_restart():
+                    raise
+                lost = error
+
+    def _start_again(self, lost: "RolloutSideLost") -> None:
+        self._actor.offload()
+        self._rollout.restart(lost)
+        self._actor.onload()
+        self._sync_weights()
+
+    def _go_back(self, lost: "RanksLost", losses: int) -> int:
+        """Goes back to the latest checkpoint, and returns the rollout to go on with."""
+        roles = [role for role in (self._critic, self._actor) if role.checkpoints]
+        saved = [role.checkpoints for role in roles]
+        verify = self._config.checkpoints.verify_checkpoint
+        newest = newest_of_all(saved, verify) if self._may_go_back(losses) and saved else None
+        if newest is None:
+            raise lost
+        logger.warning("the trainer is started again from iteration %d of %s: %s", newest, saved[-1], lost)
+        self._rollout.end()  # engines may hold the GPUs on which the ranks build their models
+        starts = {role.rebuild(role.checkpoints or "", up_to=newest) for role in roles}
+        if len(starts) != 1:
+            raise RuntimeError(f"roles go on with different rollouts: {sorted(starts)}") from lost
+        (start,) = starts
+        self._critic.offload()
+        self.run(self._go_back_to, start)
+        return start
+
+    def _go_back_to(self, start: int) -> None:
+        self._actor.offload()
+        self._rollout.end()
+        self._rollout.go_back(self._config.checkpoints.save or "", start - 1)
+        self._actor.onload()
+        self._sync_weights()
+
+    def _may_go_back(self, losses: int) -> bool:
+        return self._config.fault_tolerance.use_fault_tolerance and losses <= TRAINER_RESTARTS

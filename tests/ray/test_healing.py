@@ -1,0 +1,299 @@
+"""What the synchronous loop does again when it has lost processes."""
+
+from contextlib import nullcontext
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from slime.ray import healing, rollout_group
+from slime.ray.losses import RanksLost, RolloutSideLost
+from slime.ray.rollout_group import MANAGER_RESTARTS, RolloutGroup
+from slime.ray.synchronous import train
+from slime.ray.waiting import ProcessDied
+from tests.run_args import config_with
+
+
+class Recorded:
+    """Writes down the calls of a role; may lose the rollout side in some."""
+
+    def __init__(self, calls: list[Any], names: tuple[str, ...]) -> None:
+        self.calls, self._names = calls, names
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if name in self._names:
+                self.calls.append((name, *arguments[:1]) if name in ("generate", "train", "eval") else name)
+            return []
+
+        return call
+
+
+class Rollouts(Recorded):
+    """A rollout side that is lost in the calls that ``losses`` counts.
+
+    Attributes:
+        losses: by call, how often it still fails.
+    """
+
+    num_rollout_per_epoch = None
+
+    def __init__(self, calls: list[Any], losses: dict[Any, int], limit: int = MANAGER_RESTARTS) -> None:
+        super().__init__(calls, ())
+        self.losses, self.limit, self.restarts, self.since = losses, limit, 0, 0
+        self.kept = 0
+
+    def _ask(self, call: Any) -> None:
+        self.calls.append(call)
+        if self.losses.get(call, 0):
+            self.losses[call] -= 1
+            raise RolloutSideLost(f"lost in {call}")
+
+    def keep_state(self) -> None:
+        self.kept += 1
+
+    def generate(self, rollout_id: int) -> list[Any]:
+        self._ask(("generate", rollout_id))
+        return []
+
+    def eval(self, rollout_id: int) -> None:
+        self._ask(("eval", rollout_id))
+
+    def offload(self) -> None:
+        self._ask("offload")
+
+    def onload_kv(self) -> None:
+        self._ask("onload_kv")
+
+    def unsaved(self, rollout_id: int) -> None:
+        self._ask(("unsaved", rollout_id))
+
+    def end_step(self) -> None:
+        self.since = 0
+        self.calls.append("end_step")
+
+    def may_restart(self) -> bool:
+        return self.since < self.limit
+
+    def restart(self, lost: RolloutSideLost) -> None:
+        self.since += 1
+        self.restarts += 1
+        self._ask("restart")
+
+
+def played(losses: dict[Any, int], **flags: Any) -> tuple[list[Any], Rollouts]:
+    """The calls of a run of two steps."""
+    calls: list[Any] = []
+    actor = Recorded(calls, ("train", "update_weights", "onload"))
+    actor.start_rollout_id, actor.checkpoints = 0, None
+    actor.try_to_save = lambda *_, **__: [None]
+    rollout = Rollouts(calls, losses)
+    given = dict(num_rollout=2, eval_interval=1, skip_eval_before_train=True, save_interval=1) | flags
+    train(config_with(**given), actor, MagicMock(checkpoints=None), rollout, MagicMock())
+    return calls, rollout
+
+
+STEP = [
+    "offload",
+    ("unsaved", 0),
+    "onload",
+    ("train", 0),
+    "end_step",
+    "update_weights",
+    "onload_kv",
+    ("eval", 1),
+]
+AGAIN = ["restart", "onload", "update_weights", "onload_kv"]
+
+
+def first_step(calls: list[Any]) -> list[Any]:
+    begin, end = calls.index(("generate", 0)), calls.index(("generate", 1))
+    return calls[begin:end]
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (("generate", 0), [("generate", 0), *AGAIN, ("generate", 0), *STEP]),
+        ("offload", [("generate", 0), "offload", *AGAIN, ("generate", 0), *STEP]),
+        (("unsaved", 0), [("generate", 0), "offload", ("unsaved", 0), *AGAIN, ("generate", 0), *STEP]),
+        # The step has been taken, and the next one begins with newer data.
+        (("eval", 1), [("generate", 0), *STEP, *AGAIN, ("eval", 1)]),
+    ],
+)
+def test_a_lost_rollout_side_costs_the_step_under_way(where: Any, expected: list[Any]) -> None:
+    calls, rollout = played({where: 1})
+    assert first_step(calls) == expected
+    assert (rollout.restarts, rollout.kept) == (1, 1)
+
+
+def test_weights_are_sent_again_if_it_is_lost_while_it_gets_them() -> None:
+    calls, rollout = played({"onload_kv": 1})
+    assert calls[:4] == ["update_weights", "onload_kv", *AGAIN[:2]]
+    assert calls.count("update_weights") == 5  # of three, with one by the restart and one again after it
+    assert rollout.restarts == 1
+
+
+def test_it_may_be_lost_while_it_starts_again() -> None:
+    calls, _ = played({("generate", 1): 1, "restart": 2})
+    assert calls.count("restart") == 3 == MANAGER_RESTARTS
+    assert [call for call in calls if call[0] == "train"] == [("train", 0), ("train", 1)]
+
+
+def test_one_that_is_lost_again_and_again_ends_the_run_by_its_name() -> None:
+    with pytest.raises(RolloutSideLost, match="lost in restart"):
+        played({("generate", 1): 1, "restart": 9})
+
+
+class Roles(Recorded):
+    """A trainer that is lost while it trains on these rollouts; the first one has a checkpoint."""
+
+    start_rollout_id, checkpoints = 0, "saved"
+
+    def __init__(self, calls: list[Any], losses: list[int]) -> None:
+        super().__init__(calls, ("onload", "update_weights"))
+        self.losses = losses
+
+    def train(self, rollout_id: int, batch: Any, values: Any) -> None:
+        self.calls.append(("train", rollout_id))
+        if rollout_id in self.losses:
+            self.losses.remove(rollout_id)
+            raise RanksLost(f"lost in {rollout_id}")
+
+    def try_to_save(self, *arguments: Any, **options: Any) -> list[None]:
+        return [None]
+
+    def rebuild(self, load: str, up_to: int) -> int:
+        self.calls.append(("rebuild", load, up_to))
+        return up_to + 1
+
+
+class WithEnds(Rollouts):
+    def end(self) -> None:
+        self.calls.append("end")
+
+    def go_back(self, load: str, rollout_id: int) -> None:
+        self._ask(("go back", load, rollout_id))
+
+
+@pytest.fixture
+def lose(monkeypatch: pytest.MonkeyPatch):
+    """`lose(losses, tolerant, newest)`: the calls of a run of four steps that loses its ranks."""
+
+    def run(
+        losses: list[int], tolerant: bool = True, newest: int | None = 0, of_rollout: Any = None
+    ) -> list[Any]:
+        monkeypatch.setattr(healing, "newest_of_all", lambda roots, verify: newest)
+        calls: list[Any] = []
+        rollout = WithEnds(calls, of_rollout or {})
+        config = config_with(
+            num_rollout=4, eval_interval=None, save_interval=9, save="saved", use_fault_tolerance=tolerant
+        )
+        train(config, Roles(calls, losses), MagicMock(checkpoints=None), rollout, MagicMock())  # type: ignore[arg-type]
+        return calls
+
+    return run
+
+
+BACK = ["end", ("rebuild", "saved", 0), "end", ("go back", "saved", 0), "onload", "update_weights"]
+
+
+def trained(calls: list[Any]) -> list[int]:
+    return [call[1] for call in calls if call[0] == "train"]
+
+
+def test_lost_ranks_cost_the_steps_since_the_checkpoint(lose) -> None:
+    calls = lose([2])
+    assert trained(calls) == [0, 1, 2, 1, 2, 3]
+    lost = calls.index(("train", 2))
+    assert calls[lost + 1 : lost + 1 + len(BACK)] == BACK
+
+
+def test_the_rollout_side_may_be_lost_meanwhile(lose) -> None:
+    calls = lose([2], of_rollout={("go back", "saved", 0): 1})
+    assert trained(calls) == [0, 1, 2, 1, 2, 3]
+
+
+def test_ranks_that_are_lost_again_and_again_end_the_run(lose) -> None:
+    """Steps that were taken before are no progress."""
+    with pytest.raises(RanksLost, match="lost in 2"):
+        lose([2] * 4)
+    assert trained(lose([2] * 3 + [3] * 3)).count(3) == 4
+
+
+@pytest.mark.parametrize(("tolerant", "newest"), [(False, 0), (True, None)])
+def test_lost_ranks_end_the_run_without_fault_tolerance_or_a_checkpoint(lose, tolerant, newest) -> None:
+    with pytest.raises(RanksLost, match="lost in 2"):
+        lose([2], tolerant, newest)
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> RolloutGroup:
+    """The rollout side without Ray: its manager tells a state of the data, or dies."""
+    monkeypatch.setattr(rollout_group, "ray", MagicMock())
+    monkeypatch.setattr(rollout_group, "ProcessWatch", MagicMock())
+    monkeypatch.setattr(rollout_group, "wait_one", lambda ref, what, *_: answer(what))
+    answers: dict[str, Any] = {"num_rollout": 3, "notices": [], "engine_processes": [], "offload": None}
+
+    def answer(what: str) -> Any:
+        found = answers.get(what.rpartition(": ")[2])
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    config = config_with(use_fault_tolerance=True, num_rollout=3)
+    group = RolloutGroup(config, [], 0, log_of_phases(), needs_offload=False)  # type: ignore[arg-type]
+    group.answers = answers  # type: ignore[attr-defined]
+    group.wait_ready()
+    return group
+
+
+def log_of_phases() -> Any:
+    log = MagicMock()
+    log.phase = lambda *_, **__: nullcontext()
+    return log
+
+
+DIED = ProcessDied("rollout manager: check: rank 0 (process 7 on 10.0.0.1) was killed by SIGKILL")
+
+
+def test_without_a_state_of_the_data_a_lost_manager_ends_the_run(group: Any) -> None:
+    """As of a data source of the user's, in `train_async.py`, and without fault tolerance."""
+    group.answers["data_state"] = None
+    group.keep_state()
+    group.answers["check"] = DIED
+    assert not group.may_restart()
+    with pytest.raises(ProcessDied, match="killed by SIGKILL"):
+        group.check()
+
+
+def test_training_goes_on_while_a_manager_is_lost_that_can_be_started_again(group: Any) -> None:
+    group.answers["data_state"] = {"sample_offset": 4}
+    group.keep_state()
+    group.answers.update(check=DIED, offload=DIED, eval=DIED)
+    group.check()
+    with pytest.raises(RolloutSideLost, match="killed by SIGKILL"):
+        group.eval(1)
+
+
+def test_a_new_manager_goes_on_from_the_data_before_the_step(group: Any) -> None:
+    """And its engines are others, even at the same addresses."""
+    group.answers.update(data_state={"sample_offset": 4}, updatable_engines=(["an engine"], 2))
+    group.keep_state()
+    group.set_train_parallel_config({"dp_size": 2})
+    before, first = group.updatable_engines(), group._manager
+    group._next_state = {"sample_offset": 8}
+    restored = []
+    real = group._call
+    group._call = lambda method, *given, **more: (
+        restored.append((method, *given)),
+        real(method, *given, **more),
+    )[1]
+    group.restart(RolloutSideLost("lost"))
+    assert ("restore", {"sample_offset": 4}) in restored
+    assert ("set_train_parallel_config", {"dp_size": 2}) in restored
+    rollout_group.ray.kill.assert_called_once_with(first)  # type: ignore[attr-defined]
+    assert group.updatable_engines() == (before[0], before[1] + 2)
+    group.end_step()
+    group.restart(RolloutSideLost("lost"))
+    assert ("restore", {"sample_offset": 8}) in restored
