@@ -261,6 +261,9 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/backends/fsdp_utils/initialize.py": (f"{_FSDP}/test_loading", f"{_FSDP}/test_worker"),
     "slime/backends/fsdp_utils/model.py": (f"{_FSDP}/test_hf_weights", f"{_FSDP}/test_any_model"),
     "slime/backends/fsdp_utils/value_head.py": (f"{_FSDP}/test_critic",),
+    "slime/backends/fsdp_utils/lora.py": (f"{_FSDP}/test_lora_targets", f"{_FSDP}/test_lora"),
+    "slime/adapters/linears.py": (f"{_FSDP}/test_lora_targets",),
+    "slime/adapters/record.py": (f"{_FSDP}/test_checkpoint", f"{_MEGATRON}/test_checkpoint"),
     **{
         f"slime/backends/megatron_utils/{name}.py": (
             f"{_MEGATRON}/test_model_layers",

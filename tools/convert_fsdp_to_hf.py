@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from slime.adapters.record import require_all_weights
 from slime.backends.fsdp_utils.checkpoint import read_metadata
 from slime.backends.fsdp_utils.hf_weights import FsdpHfTensors
-from slime.backends.fsdp_utils.model import empty_model, named_tensors
+from slime.backends.fsdp_utils.model import empty_model
+from slime.backends.fsdp_utils.named_tensors import named_tensors
 from slime.backends.fsdp_utils.value_head import is_of_value_head
 from slime.models.hf_config import HfConfig
 from slime.training.checkpoint_dir import MARKER, find_checkpoint
@@ -30,12 +32,12 @@ def merge(source: Path, target: Path, origin: Path, dtype: torch.dtype, trust_re
     """Writes the weights of the iteration at ``source``, with config and tokenizer of ``origin``.
 
     Raises:
-        ValueError: ``source`` is no checkpoint of this trainer, or ``target`` is ``origin``.
+        ValueError: ``source`` is no checkpoint of this trainer, or one of adapters; ``target`` is ``origin``.
     """
     safe_checkpoint.install()
     if (source / MARKER).is_file():
         source = find_checkpoint(source)[1]
-    read_metadata(source)
+    require_all_weights(read_metadata(source)["common"], source)
     if _is_of_critic(source / "model"):
         raise ValueError(f"{source}: is a critic's (wanted: an actor's, that is a language model)")
     model = empty_model(origin, trust_remote_code)

@@ -4,6 +4,7 @@ import hashlib
 import math
 
 import torch
+import torch.nn.functional as F
 
 
 def initial_down(module: str, rank: int, features: int, seed: int) -> torch.Tensor:
@@ -17,6 +18,15 @@ def initial_down(module: str, rank: int, features: int, seed: int) -> torch.Tens
     down = torch.empty(rank, features)
     torch.nn.init.kaiming_uniform_(down, a=math.sqrt(5), generator=generator)
     return down
+
+
+def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``F.linear`` that rounds alike with gradients and without.
+
+    That one decides by whether the weight needs a gradient, which A and B put together do in training alone,
+    if it takes rows that lie apart, as those behind the embedding do, for one matrix or for many.
+    """
+    return F.linear(x.flatten(0, -2), weight).unflatten(0, x.shape[:-1])
 
 
 def added(down: torch.Tensor, up: torch.Tensor, scale: float) -> torch.Tensor:

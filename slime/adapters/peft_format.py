@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -61,3 +61,17 @@ def read_adapter(path: str | Path) -> dict[str, torch.Tensor]:
     """The tensors of an adapter, on the CPU."""
     with safe_open(Path(path) / WEIGHTS_FILE, "pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def misfit(name: str, found: torch.Tensor | None, shape: Sequence[int]) -> str:
+    """What is wrong with a tensor of an adapter that is to be of this shape."""
+    what = "is missing" if found is None else f"has another shape: {list(found.shape)}"
+    return f"{name} {what} (wanted: {list(shape)} for --lora-target-modules)"
+
+
+def left_over(names: Sequence[str]) -> str:
+    """What is wrong with an adapter of which there is no place for these tensors."""
+    return (
+        f"{len(names)} tensors of modules that are no target, e.g. {names[0]} (wanted: --lora-target-modules "
+        "as the adapter has them)"
+    )

@@ -30,6 +30,24 @@ def short_targets(adapted: Iterable[str], others: Iterable[str]) -> list[str]:
     return sorted(ends) if not ends & taken else names
 
 
+def without_adapter(config: LoraConfig, module: str) -> ValueError:
+    """The error for a target that names what can have no adapter."""
+    return ValueError(
+        f"--lora-target-modules {' '.join(config.lora_target_modules)}: names {module}, which has no adapter "
+        "here (wanted: linear layers of the decoder that belong to no expert)"
+    )
+
+
+def no_target(config: LoraConfig) -> ValueError:
+    """The error for a model of which no layer gets an adapter."""
+    targets, excluded = (" ".join(x) for x in (config.lora_target_modules, config.lora_exclude_modules))
+    without = f" --lora-exclude-modules {excluded}" if excluded else ""
+    return ValueError(
+        f"--lora-target-modules {targets}{without}: no linear layer is a target (wanted: names such as "
+        "q_proj, or all-linear)"
+    )
+
+
 ADAPTERS = ".adapters."
 """What stands between the name of a layer and those of its adapters' parameters."""
 

@@ -12,6 +12,7 @@ from slime.check.parameters import (
     Kind,
     Parameter,
     WholeParameter,
+    adapter_elements,
     counted,
     stage_parameters,
     total_of_any,
@@ -93,7 +94,8 @@ def _role(config: MemoryConfig, role: str) -> RoleNeeds:
     per_node = ranks_of_a_node(config, role == "critic")
     if trainer_of(config.trainer).splits_weights_evenly:
         whole = total_of_any(config, role)
-        states = sharded_states(config, sum(whole.values()), layout.world)
+        adapters = adapter_elements(config, role)
+        states = sharded_states(config, sum(whole.values()), adapters, layout.world)
         stage = StageNeeds(whole, states, None, rank_host(config, states, role == "critic"))
         return RoleNeeds(role, whole, layout, tokens, [stage], per_node)
     every = whole_parameters(config, role)

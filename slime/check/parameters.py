@@ -6,14 +6,17 @@ They are those of the model itself, which the trainer makes without the memory f
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from slime.adapters.targets import is_of_adapter
+from slime.adapters.targets import is_of_adapter, is_target
 from slime.check.layout import Layout
 from slime.config.memory import MemoryConfig
 from slime.config.trainers import MEGATRON
 from slime.models import FAMILIES
 from slime.utils.misc import load_function
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Kind = Literal["embedding", "dense", "experts"]
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
@@ -140,16 +143,35 @@ def total_of_any(config: MemoryConfig, role: str = "actor") -> dict[Kind, int]:
     """
     if config.model.model_type in FAMILIES:
         return whole_model(config, role)
-    import torch  # these two take seconds, which the families do not need
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    path, trusted = config.hf_checkpoint.hf_checkpoint, config.hf_checkpoint.trust_remote_code
-    described = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(described, trust_remote_code=trusted)
+    model = _transformers_model(config)
     embeddings = sum(p.numel() for p in model.get_input_embeddings().parameters())
     every = sum(p.numel() for p in model.parameters())
     if role == "critic" and (head := model.get_output_embeddings()) is not None:
         tied = head.weight is model.get_input_embeddings().weight
         every += head.weight.shape[-1] + 1 - (0 if tied else head.weight.numel())
     return {"embedding": embeddings, "dense": every - embeddings, "experts": 0}
+
+
+def adapter_elements(config: MemoryConfig, role: str) -> int:
+    """Parameters of the adapters of a model of any architecture; a critic has none."""
+    if role != "actor" or not config.lora.adapts:
+        return 0
+    if config.model.model_type in FAMILIES:
+        every = whole_parameters(config, role)
+        return sum(parameter.elements for parameter in every if is_of_adapter(parameter.name))
+    from slime.adapters.linears import linears
+
+    layers = linears(_transformers_model(config)).items()
+    sizes = [each.in_features + each.out_features for name, each in layers if is_target(config.lora, name)]
+    return config.lora.lora_rank * sum(sizes)
+
+
+def _transformers_model(config: MemoryConfig) -> "PreTrainedModel":
+    import torch  # these two take seconds, which the families do not need
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    path, trusted = config.hf_checkpoint.hf_checkpoint, config.hf_checkpoint.trust_remote_code
+    described = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(described, trust_remote_code=trusted)
+    return model

@@ -83,13 +83,17 @@ def rank_states(config: MemoryConfig, layout: Layout, chunks: Sequence[Sequence[
     return total
 
 
-def sharded_states(config: MemoryConfig, parameters: int, ranks: int) -> States:
-    """What a rank of the FSDP trainer keeps: its part of every weight, gradient and moment, in float32."""
-    mine = -(-parameters // ranks)
-    part, kept = 4 * mine, mine * moments(config)
+def sharded_states(config: MemoryConfig, parameters: int, adapters: int, ranks: int) -> States:
+    """What a rank of the FSDP trainer keeps: its part of every weight, gradient and moment, in float32.
+
+    Args:
+        adapters: parameters of adapters beside the others, which do not train where there are any.
+    """
+    mine = -(-(adapters or parameters) // ranks)
+    weights, gradients, kept = 4 * -(-(parameters + adapters) // ranks), 4 * mine, mine * moments(config)
     if config.fsdp.fsdp_cpu_offload:
-        return States(0, 0, 0, host=2 * part + kept)
-    return States(weights=part, gradients=part, optimizer=kept)
+        return States(0, 0, 0, host=weights + gradients + kept)
+    return States(weights, gradients, kept)
 
 
 def _buffer(config: MemoryConfig, parameters: Sequence[Parameter], ranks: int, adapts: bool) -> States:

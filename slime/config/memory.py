@@ -10,6 +10,7 @@ from slime.config.experts import ExpertConfig
 from slime.config.fsdp import FsdpConfig
 from slime.config.hf_checkpoint import HfCheckpointConfig
 from slime.config.host import HostConfig
+from slime.config.lora import LoraConfig
 from slime.config.loss import LossConfig
 from slime.config.megatron import MegatronConfig
 from slime.config.model import LayerVariantConfig, ModelConfig
@@ -36,6 +37,7 @@ class MemoryConfig(HostConfig):
     mtp: MtpConfig
     parallelism: ParallelConfig
     experts: ExpertConfig
+    lora: LoraConfig
     megatron: MegatronConfig
     fsdp: FsdpConfig
     precision: PrecisionConfig

@@ -100,7 +100,6 @@ FSDP = Trainer(
         "custom_megatron_before_log_prob_hook_path": (None, _NO_MEGATRON),
         "custom_megatron_before_train_step_hook_path": (None, _NO_MEGATRON),
         "custom_model_provider_path": (None, "leave it out, transformers provides the model"),
-        "lora_rank": (0, "wanted 0: adapters need --train-backend megatron"),
         "enable_mtp_training": (False, "it trains what transformers computes, which leaves these layers out"),
         "optimizer_cpu_offload": (False, "wanted --fsdp-cpu-offload"),
         "use_precision_aware_optimizer": (False, "leave it out"),

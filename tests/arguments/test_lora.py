@@ -3,6 +3,8 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from slime.arguments import validated_args
 from slime.config.lora import LoraConfig
@@ -37,7 +39,10 @@ def test_without_a_rank_they_have_no_effect(words, notes):
             "--lora-target-modules q_porj: no module of qwen3 (wanted: all-linear",
         ),
         ({"lora_exclude_modules": ["(a"]}, "--lora-exclude-modules (a: no regular expression: "),
-        ({"train_backend": "fsdp"}, "--lora-rank 8: not supported with --train-backend fsdp"),
+        (
+            {"train_backend": "fsdp", "lora_target_modules": ["q_porj"]},
+            "--lora-target-modules q_porj: no module of qwen3 (wanted: all-linear",
+        ),
     ],
 )
 def test_what_does_not_go_with_them_is_named(words, refusal, changes, message):
@@ -67,6 +72,22 @@ def test_what_does_not_go_with_them_is_named(words, refusal, changes, message):
 )
 def test_what_no_engine_does_with_an_adapter_beside_the_base_is_named(words, refusals, changes, message):
     said = refusals(words(lora_rank=8, no_lora_merge=True, **changes))
+    assert [line for line in said if line.startswith(message)], said
+
+
+def test_of_an_architecture_without_a_family_it_is_not_known_what_sglang_passes_over(
+    words, refusals, tmp_path
+):
+    from transformers import Olmo2Config  # takes seconds, which the others need not wait for
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 512}
+    Olmo2Config(**sizes, num_attention_heads=4, pad_token_id=None).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    flags = {"train_backend": "fsdp", "hf_checkpoint": tmp_path, "lora_rank": 8}
+    assert filled(LoraConfig, validated_args(words(**flags, debug_train_only=True))).adapts
+    said = refusals(words(**flags, rollout_engine="sglang", no_lora_merge=True))
+    message = "--no-lora-merge: not with model_type olmo2, of whose layers SGLang may pass over"
     assert [line for line in said if line.startswith(message)], said
 
 

@@ -176,6 +176,25 @@ def test_fsdp_counts_models_without_a_family(tmp_path, words):
     assert sum(critic.whole.values()) == sum(actor.whole.values()) - 64 * 32 + 33
     # SGD keeps one momentum of each weight.
     assert actor.stages[0].states.optimizer == actor.stages[0].states.weights
+    # All are whole numbers of elements over the ranks, rounded up.
+    lora = ("--lora-rank", "3", "--lora-target-modules", "q_proj", "down_proj", "lm_head")
+    adapted, critic = report(run_config(validated_args([*line, *lora]))).roles
+    states, of_adapters = adapted.stages[0].states, 2 * 3 * (32 + 32 + 48 + 32)
+    assert states.gradients == states.optimizer == 4 * -(-of_adapters // adapted.layout.world)
+    whole = sum(actor.whole.values()) + of_adapters
+    assert states.weights == 4 * -(-whole // adapted.layout.world)
+    assert critic.stages[0].states.gradients == critic.stages[0].states.weights
+
+
+def test_fsdp_counts_adapters_of_a_family_as_the_other_trainer(checked):
+    megatron, fsdp, plain = (
+        report(checked("qwen3-4B", *more)).roles[0].stages[0].states
+        for more in (("--lora-rank", "8"), ("--lora-rank", "8", "--train-backend", "fsdp"), ())
+    )
+    assert plain.trained > 50 * megatron.trained > 0
+    assert fsdp.gradients == pytest.approx(4 * megatron.trained / 8, abs=4)
+    assert fsdp.optimizer == pytest.approx(8 * megatron.trained / 8, abs=8)
+    assert fsdp.weights > 4 * plain.trained / 8
 
 
 def test_options_of_sglang_that_nobody_here_knows_are_told(tmp_path, checked, capsys):

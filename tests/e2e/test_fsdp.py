@@ -11,6 +11,11 @@ LAYOUTS = {
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 2, "--use-kl-loss"),
         *("--kl-loss-coef", 0.1, "--kl-loss-type", "k3", "--gradient-checkpointing"),
     ],
+    "colocated, two ranks, adapters": [
+        *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1, "--use-kl-loss"),
+        *("--kl-loss-coef", 0.1, "--kl-loss-type", "k3", "--lora-rank", 8, "--lr", 1e-2),
+        *("--check-weight-update-equal", "--served-policy-bound", 1e-5),
+    ],
     "disaggregated, two ranks that share sequences, a critic": [
         *("--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1, "--context-parallel-size", 2),
         *("--advantage-estimator", "ppo", "--lambd", 0.95, "--critic-lr", 1e-3, "--rollout-top-p", 0.9),

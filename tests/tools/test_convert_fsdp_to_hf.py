@@ -22,6 +22,12 @@ from tests.trainer_batches import random_rollout, split
 ROOT = Path(__file__).parents[2]
 
 
+def _save_at_once(rank, args):
+    worker = TrainWorker(args)
+    worker.start()
+    worker.save_model(3)
+
+
 def _save(rank, args, rollout):
     worker = TrainWorker(args)
     worker.start()
@@ -84,3 +90,11 @@ def test_what_is_no_checkpoint_is_refused_in_a_line(saved, tmp_path):
     words = ["--input-dir", tmp_path, "--output-dir", tmp_path / "out", "--origin-hf-dir", origin]
     status, said = forked(tmp_path / "log", *words)
     assert status == 2 and "metadata.json" in said.splitlines()[-1]
+
+
+def test_a_checkpoint_of_adapters_is_refused_by_name(saved, tmp_path):
+    _, origin, _ = saved
+    run_ranks(_save_at_once, 1, fsdp_args(origin, save=str(tmp_path / "saved"), lora_rank=4))
+    words = ["--input-dir", tmp_path / "saved", "--output-dir", tmp_path / "out", "--origin-hf-dir", origin]
+    status, said = forked(tmp_path / "log", *words)
+    assert status == 2 and said.splitlines()[-1].endswith("holds adapters alone (wanted: one of all weights)")

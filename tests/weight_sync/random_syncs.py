@@ -277,16 +277,26 @@ def _megatron(args: Any) -> tuple[Weights, AdapterWeights | None, Callable[[str]
     )
 
 
-def _fsdp(args: Any) -> tuple[Weights, None, Callable[[str], None]]:
+def _fsdp(args: Any) -> tuple[Weights, AdapterWeights | None, Callable[[str], None]]:
     """Builds and loads a model of the other backend."""
     from slime.backends.fsdp_utils.hf_weights import FsdpHfTensors
     from slime.backends.fsdp_utils.initialize import init
     from slime.backends.fsdp_utils.loading import load_hf_weights
+    from slime.backends.fsdp_utils.lora import load_peft
     from slime.backends.fsdp_utils.model import build_model
 
     config = run_config(args)
     model = build_model(config, init(config)[0])
-    return FsdpHfTensors(model, args.params_dtype), None, lambda path: load_hf_weights(args, model, path)
+
+    def load(path: str) -> None:
+        load_hf_weights(args, model, path)
+        if config.lora.adapts:
+            load_peft(Path(path) / ADAPTER, model)
+
+    if not config.lora.serves_adapter:
+        return FsdpHfTensors(model, args.params_dtype), None, load
+    base, alone = (FsdpHfTensors(model, args.params_dtype, form) for form in (BASE, ADAPTER_ALONE))
+    return base, AdapterWeights(alone, config.lora), load
 
 
 def _looked_at(engine: EngineClient, adapter: str | None) -> dict[str, Any]:

@@ -83,11 +83,16 @@ def _on_a_backend(one: Draw, rng: random.Random, most_ranks: int) -> Draw:
     """Returns the setting with what only one of the backends has."""
     if rng.random() < 0.3:
         alone = {"tensor": 1, "pipeline": 1, "virtual": False, "expert": 1}
-        return replace(one, backend="fsdp", data=min(one.ranks, 2), engines=min(one.engines, 2), **alone)
+        adapted = _with_adapters(one, random.Random(f"{one.seed} fsdp"))
+        return replace(adapted, backend="fsdp", data=min(one.ranks, 2), engines=min(one.engines, 2), **alone)
     context = rng.choice((1, 2)) if 2 * one.ranks <= most_ranks else 1
+    return _with_adapters(replace(one, context=context), rng)
+
+
+def _with_adapters(one: Draw, rng: random.Random) -> Draw:
     adapts = one.model != "qwen3_moe" and rng.random() < 0.5
     merges = not adapts or one.transport in ON_DISK or rng.random() < 0.5  # which a folder has no place for
-    return replace(one, context=context, adapts=adapts, merges=merges)
+    return replace(one, adapts=adapts, merges=merges)
 
 
 def _with_sinks(one: Draw) -> Draw:

@@ -8,6 +8,7 @@ from slime.config.lora import SERVED_ADAPTER
 from slime.ray.served_policy import log_probs_of
 from slime.ray.train_worker import TrainWorker
 from slime.utils.types import EngineEndpoint
+from tests.backends.fsdp_harness import fsdp_args
 from tests.engines.embedded import Server
 from tests.megatron_harness import run_ranks, save_tiny_hf, tiny_hf_model
 from tests.trainer_batches import split, trainer_args
@@ -21,6 +22,7 @@ LAYOUTS = {
     "colocated": (1, {"colocate": True}),
     "apart, TP 2 + SP": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
     "apart, PP 2": (2, {"pipeline_model_parallel_size": 2}),
+    "apart, FSDP over 2": (2, {"train_backend": "fsdp"}),
 }
 
 
@@ -72,7 +74,8 @@ def test_engines_compute_with_the_trainers_adapter_after_each_sync(layout, check
     # An engine that takes another's place is given the base, and the adapter.
     schedule = [[first], [first], [first], [second], [second]]
     lora = {"lora_rank": RANK, "lora_alpha": 8.0, "lora_merge": False, "lr": 0.02}
-    args = trainer_args(checkpoints[1], **lora, check_weight_checksums=True, update_weight_buffer_size=60_000)
+    make = fsdp_args if "train_backend" in flags else trainer_args
+    args = make(checkpoints[1], **lora, check_weight_checksums=True, update_weight_buffer_size=60_000)
     vars(args).update(flags, synced_checkpoint=str(checkpoints[0]), update_weight_transport="nccl")
     results = run_ranks(_syncs, world_size, args, noisy_rollout(checkpoints[1]), schedule)
     model = tiny_hf_model("qwen3", seed=1)

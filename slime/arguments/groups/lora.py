@@ -56,7 +56,7 @@ def _names_of_nothing(args: Namespace) -> Iterator[str]:
     """Targets that no module of the model has the name of."""
     family = FAMILIES.get(args.model_type)
     if family is None:
-        return  # the FSDP trainer's, which refuses adapters
+        return  # the FSDP trainer looks for them in the model
     names = family.weights.hf_names(filled(ModelConfig, args))
     modules = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
     for flag in _PATTERNS:
@@ -86,7 +86,11 @@ def _not_of_sglang(args: Namespace, name: str) -> Iterator[str]:
         yield f"--sglang-dp-size {size}: not with {name}, SGLang loads no adapter while it runs (wanted: 1)"
     config, family = filled(LoraConfig, args), FAMILIES.get(args.model_type)
     if family is None:
-        return  # the FSDP trainer's, which refuses adapters
+        yield (
+            f"{name}: not with model_type {args.model_type}, of whose layers SGLang may pass over some that "
+            "have an adapter (wanted: merged weights)"
+        )
+        return
     names = (name.removesuffix(".weight") for name in family.weights.hf_names(filled(ModelConfig, args)))
     adapted = {module for module in names if is_target(config, module)}
     joined = {module for module in adapted if module.rpartition(".")[2] in _JOINED}

@@ -1,6 +1,6 @@
 """Checkpoints of a training run in torch's distributed format (DCP).
 
-    <save>/iter_0000007/model/        weights in float32, of any number of ranks
+    <save>/iter_0000007/model/        weights in float32, of any number of ranks; with adapters these alone
                         optimizer/    moments and step counts
                         ref/          weights of a version that is saved along
                         rng_00000.pt  random generators of a rank
@@ -24,7 +24,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from slime.backends.fsdp_utils.model import named_tensors
+from slime.adapters.record import RECORD, lora_record, require_all_weights, require_same_adapters
+from slime.adapters.targets import is_of_adapter
+from slime.backends.fsdp_utils.named_tensors import named_tensors
 from slime.backends.fsdp_utils.optimizer import ensure_states
 from slime.backends.fsdp_utils.step import TrainState
 from slime.backends.fsdp_utils.value_head import without_foreign_head
@@ -48,7 +50,16 @@ Swap = Callable[[], AbstractContextManager[None]]
 
 
 def model_tensors(state: TrainState) -> Tensors:
+    """The tensors of the model without adapters."""
     return {name: tensor.detach() for name, tensor in named_tensors(state.model)}
+
+
+def trained_tensors(state: TrainState) -> Tensors:
+    """What a checkpoint holds of the model: the adapters alone where nothing else trains."""
+    if not state.adapts:
+        return model_tensors(state)
+    params = state.model.named_parameters()
+    return {name: param.detach() for name, param in params if is_of_adapter(name)}
 
 
 def optimizer_tensors(state: TrainState) -> Tensors:
@@ -67,6 +78,7 @@ class CheckpointWriter:
 
     def __init__(self, config: BackendConfig) -> None:
         self._config, self._later = config.checkpoints, config.checkpoints.async_save
+        self._record = lora_record(config.lora)
         self._root = config.checkpoints.save or ""
         self.attempts = SaveAttempts(self._root)
         self._temporary = Path(self._root)  # of the save that is being written
@@ -117,8 +129,8 @@ class CheckpointWriter:
         parts: dict[str, Tensors] = {}
         for tag, swap in versions.items():
             with swap():
-                parts[tag] = _copies(model_tensors(state))
-        parts["model"] = keep(model_tensors(state))
+                parts[tag] = _copies(trained_tensors(state))
+        parts["model"] = keep(trained_tensors(state))
         if not self._config.no_save_optim:
             parts["optimizer"] = keep(optimizer_tensors(state))
         return parts
@@ -131,7 +143,7 @@ class CheckpointWriter:
             "world_size": dist.get_world_size(),
             "scheduler": state.scheduler.state_dict(),
             "optimizer": self._optimizer,
-            "common": dict(common),
+            "common": {**common, **({RECORD: self._record} if state.adapts else {})},
             **({} if state.loss_scale is None else {"loss_scale": state.loss_scale.state_dict()}),
         }
 
@@ -180,7 +192,9 @@ def load_checkpoint(config: BackendConfig, state: TrainState, root: str | Path) 
     flags, optimizer = config.checkpoints, config.optimizer.optimizer
     iteration, path = find_checkpoint(root, flags.ckpt_step)
     saved = read_metadata(path)
-    load_model(state, path / "model")
+    own = lora_record(config.lora) if state.adapts else None
+    require_same_adapters(own, saved["common"].get(RECORD), path)
+    load_trained(state, path / "model")
     if not (flags.finetune or flags.no_load_optim):
         if not (path / "optimizer").is_dir():
             raise ValueError(
@@ -208,11 +222,26 @@ def _saved_moments(optimizer: str, state: TrainState, path: Path) -> Tensors:
     return tensors if saved else {}
 
 
-def load_model(state: TrainState, path: Path) -> None:
-    """Collective. Overwrites the weights with those of a part of a checkpoint.
+def load_trained(state: TrainState, path: Path) -> None:
+    """Collective. Overwrites what trains with a part of a checkpoint of the same adapters, or of none."""
+    if state.adapts:
+        _read(trained_tensors(state), path)
+    else:
+        _load_model(state, path)
 
-    A value head stays as it is where the checkpoint has none: that of an actor.
+
+def load_weights(state: TrainState, path: Path) -> None:
+    """Collective. Overwrites all weights but adapters with those of the checkpoint directory ``path``.
+
+    Raises:
+        ValueError: another trainer wrote it, or it holds adapters alone.
     """
+    require_all_weights(read_metadata(path)["common"], path)
+    _load_model(state, path / "model")
+
+
+def _load_model(state: TrainState, path: Path) -> None:
+    """A value head stays as it is where the checkpoint has none: that of an actor."""
     with _readable(path):
         tensors = without_foreign_head(model_tensors(state), path)
     _read(tensors, path)

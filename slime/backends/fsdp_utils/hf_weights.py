@@ -1,18 +1,18 @@
 """The whole model as buckets of Hugging Face tensors, gathered from the shards of all ranks."""
 
-import re
 from collections.abc import Iterator
-from itertools import groupby
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
-from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
-from slime.backends.fsdp_utils.model import named_tensors
-from slime.training.weights import NamedTensors, TensorInfo
+from slime.adapters.lora import added, merged
+from slime.backends.fsdp_utils.lora import Adapter, adapters_of
+from slime.backends.fsdp_utils.named_tensors import as_in_checkpoints, units
+from slime.backends.fsdp_utils.optimizer import local
+from slime.training.weights import ADAPTER, BASE, FULL, NamedTensors, TensorInfo, require_form
 
 
 class FsdpHfTensors:
@@ -23,35 +23,59 @@ class FsdpHfTensors:
     ``transformers`` keeps some weights in another form than checkpoints do, the experts of a layer in one
     tensor for instance; they are given in the form of the checkpoints.
 
+    In the form `FULL` weights have in them what adapters add, in the form `BASE` they have not. In the form
+    `ADAPTER` it is the adapters alone, under the names that PEFT has for them.
+
     Attributes:
         ranks: all of them have to iterate in step.
     """
 
-    rounding = 0.0  # there are no adapters
-
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
-        self._model, self._dtype = model, dtype
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, form: str = FULL) -> None:
+        require_form(form, FULL, BASE, ADAPTER)
+        self._model, self._dtype, self._form = model, dtype, form
+        self._adapters = adapters_of(model)
+        self._rounded: list[torch.Tensor] = []
         self.ranks = frozenset(range(dist.get_world_size()))
+
+    @property
+    def rounding(self) -> float:
+        """What of this rank's rows was lost; see `Weights`."""
+        if not self._rounded:
+            return 0.0
+        lost, of = torch.stack(self._rounded).sum(0).sqrt().tolist()
+        return lost / of if of else 0.0
+
+    def _units(self) -> Iterator[NamedTensors]:
+        if self._form != ADAPTER:
+            yield from units(self._model)
+            return
+        for adapter in self._adapters.values():
+            for name, param in adapter.parts():
+                yield [(name, param)]
+
+    def _as_stored(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return tensors if self._form == ADAPTER else as_in_checkpoints(self._model, tensors)
 
     def manifest(self) -> list[TensorInfo]:
         """Goes the way of the tensors with empty ones."""
         return list(self._announced())
 
     def _announced(self) -> Iterator[TensorInfo]:
-        for unit in units(self._model):
+        for unit in self._units():
             empty = {
                 name: torch.empty(tensor.shape, dtype=self._dtype_of(tensor), device="meta")
                 for name, tensor in unit
             }
             shard = _shard(unit[0][1]) if len(unit) == 1 else None
-            for name, tensor in as_in_checkpoints(self._model, empty).items():
+            for name, tensor in self._as_stored(empty).items():
                 yield TensorInfo(name, tuple(tensor.shape), tensor.dtype, shard)
 
     def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
         """Lists of at most ``max_bytes``; what fits in none, or must stay together, comes alone."""
+        self._rounded = []
         bucket: NamedTensors = []
         used = 0
-        for unit in units(self._model):
+        for unit in self._units():
             size = sum(tensor.numel() * self._dtype_of(tensor).itemsize for _, tensor in unit)
             if bucket and used + size > max_bytes:
                 yield self._gather(bucket)
@@ -66,43 +90,40 @@ class FsdpHfTensors:
 
     @torch.no_grad()
     def _gather(self, bucket: NamedTensors) -> NamedTensors:
-        return list(
-            as_in_checkpoints(self._model, {name: self._whole(tensor) for name, tensor in bucket}).items()
-        )
+        whole = {name: _whole(self._part(name, tensor)) for name, tensor in bucket}
+        return list(self._as_stored(whole).items())
 
-    def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _part(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's rows, with what an adapter adds to them."""
+        part, adapter = self._converted(tensor), self._adapters.get(name)
+        return part if adapter is None or self._form != FULL else self._merged(part, adapter)
+
+    def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
         # Shards are converted before they are gathered, which may halve the bytes.
         part: Any = tensor.detach().to(self._dtype_of(tensor))
+        if isinstance(part, DTensor) and part.device.type != part.device_mesh.device_type:
+            return part.to(part.device_mesh.device_type)  # --fsdp-cpu-offload
+        return part
+
+    def _merged(self, part: torch.Tensor, adapter: Adapter) -> torch.Tensor:
+        """A is gathered, which is small; of B a rank has the same rows as of the weight."""
+        down, up = _whole(self._converted(adapter.lora_A)), self._converted(adapter.lora_B)
+        own, more = local(part), added(down, local(up), adapter.scale)
+        whole = merged(own, more)
+        if own.dtype != torch.float32:
+            lost = whole.float() - own.float() - more
+            self._rounded.append(torch.stack([lost.square().sum(), more.square().sum()]))
         if not isinstance(part, DTensor):
-            return part
-        if part.device.type != part.device_mesh.device_type:  # --fsdp-cpu-offload
-            part = part.to(part.device_mesh.device_type)
-        whole: torch.Tensor = part.full_tensor()
-        return whole
+            return whole
+        mesh, placements = part.device_mesh, part.placements
+        return DTensor.from_local(whole, mesh, placements, shape=part.shape, stride=part.stride())
+
+
+def _whole(part: torch.Tensor) -> torch.Tensor:
+    whole: torch.Tensor = part.full_tensor() if isinstance(part, DTensor) else part
+    return whole
 
 
 def _shard(tensor: torch.Tensor) -> tuple[int, int] | None:
     """(dimension, parts) of a parameter that FSDP has split."""
     return (0, tensor.device_mesh.size()) if isinstance(tensor, DTensor) else None
-
-
-def units(model: PreTrainedModel) -> Iterator[NamedTensors]:
-    """Tensors that a conversion may join stay together: those of a layer."""
-    if not any(isinstance(each, WeightConverter) for each in model._weight_conversions):
-        yield from ([pair] for pair in named_tensors(model))
-        return
-    for _, pairs in groupby(named_tensors(model), lambda pair: _layer_of(pair[0])):
-        yield list(pairs)
-
-
-def as_in_checkpoints(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A unit's tensors in the form and under the names of checkpoints; views of them where possible."""
-    if model._weight_conversions:
-        tensors = revert_weight_conversion(model, tensors)
-    return {model._weight_prefix.outer(name): tensor for name, tensor in tensors.items()}
-
-
-def _layer_of(name: str) -> str:
-    """``model.layers.3`` of every name in that layer, the name itself elsewhere."""
-    match = re.match(r"(.*?\.\d+)\.", name)
-    return match[1] if match else name

@@ -2,21 +2,20 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import transformers
-from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from slime.backends.fsdp_utils.hf_weights import as_in_checkpoints, units
 from slime.backends.fsdp_utils.model import empty_model, plain_config
-from slime.backends.fsdp_utils.optimizer import local
+from slime.backends.fsdp_utils.named_tensors import as_in_checkpoints, units
+from slime.backends.fsdp_utils.shards import fill, on_first_rank
 from slime.backends.fsdp_utils.value_head import is_of_value_head
 from slime.config.hf_checkpoint import HfCheckpointConfig
 from slime.models.checkpoint.passthrough import passthrough_names
@@ -26,7 +25,6 @@ from slime.models.weight_prefix import WeightPrefix
 from slime.training.weights import NamedTensors
 
 logger = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 
 @torch.no_grad()
@@ -41,12 +39,12 @@ def load_hf_weights(config: HfCheckpointConfig, model: PreTrainedModel, path: st
     Raises:
         ValueError: the directory cannot be read, a tensor is missing, is left over, or has another shape.
     """
-    source = _on_first_rank(path, lambda: _source(config, model, path))
+    source = on_first_rank(path, lambda: _source(config, model, path))
     try:
         for unit in _trunk(model):
-            values = _on_first_rank(path, partial(_read_unit, source, unit))
+            values = on_first_rank(path, partial(_read_unit, source, unit))
             for name, tensor in unit:
-                _fill(tensor, None if values is None else values[name])
+                fill(tensor, None if values is None else values[name])
     finally:
         if source is not None:
             source.close()
@@ -67,20 +65,6 @@ def _trunk(model: PreTrainedModel) -> Iterator[NamedTensors]:
 def _read_unit(source: "StreamedSource | WholeSource | None", unit: NamedTensors) -> dict[str, torch.Tensor]:
     assert source is not None, "called on the first rank alone"
     return source.read(unit)
-
-
-def _on_first_rank(path: str | Path, action: Callable[[], _T]) -> _T | None:
-    """What it gives on the first rank, None elsewhere; a failure is one of all ranks."""
-    result, failure = None, [""]
-    if dist.get_rank() == 0:
-        try:
-            result = action()
-        except Exception as error:  # whatever the others wait for will not come
-            failure = [str(error) or type(error).__name__]
-    dist.broadcast_object_list(failure, src=0)
-    if failure[0]:
-        raise ValueError(f"{path}: {failure[0]}")
-    return result
 
 
 def _source(
@@ -211,28 +195,3 @@ def _read(config: HfCheckpointConfig, path: str | Path) -> PreTrainedModel:
 
 def _shown(what: str, names: list[str]) -> str:
     return f"{len(names)} {what} tensors: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
-
-
-def _fill(tensor: torch.Tensor, value: torch.Tensor | None) -> None:
-    """Gives each rank its part of ``value``, which the first rank has: equal chunks of rows, as FSDP2 has."""
-    if not isinstance(tensor, DTensor):  # a buffer, which is broadcast behind the parameters
-        if value is not None:
-            tensor.copy_(value)
-        return
-    mesh, shard = tensor.device_mesh, local(tensor)
-    rows = -(-tensor.size(0) // mesh.size())
-    part = torch.empty(rows, *tensor.shape[1:], dtype=tensor.dtype, device=mesh.device_type)
-    parts = None if value is None else list(_chunks(value.to(part), rows, mesh.size()))
-    dist.scatter(part, parts, src=0)
-    shard.copy_(part[: shard.size(0)])
-
-
-def _chunks(value: torch.Tensor, rows: int, count: int) -> Iterator[torch.Tensor]:
-    """Yields chunks of so many rows, padded by zeros."""
-    for start in range(0, rows * count, rows):
-        chunk = value[start : start + rows]
-        yield (
-            chunk
-            if len(chunk) == rows
-            else torch.cat([chunk, chunk.new_zeros(rows - len(chunk), *value.shape[1:])])
-        )

@@ -1,7 +1,7 @@
 """A ``transformers`` causal language model of this rank, sharded by FSDP2."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange
 from transformers.initialization import no_init_weights
 
+from slime.backends.fsdp_utils.lora import Adapter, attach_adapters
 from slime.backends.fsdp_utils.value_head import add_value_head
 from slime.config.backend import BackendConfig
 from slime.config.experts import ExpertConfig
@@ -32,17 +33,20 @@ _EXPERT_BIAS = re.compile(r"(e_score_correction|expert)_bias$")
 def build_model(config: BackendConfig, mesh: DeviceMesh, role: str = "actor") -> PreTrainedModel:
     """The model that ``--hf-checkpoint`` describes, in float32 and sharded, its weights not yet set.
 
-    A critic has a value head in the place of the output layer, which is new and always trains.
+    A critic has a value head in the place of the output layer, which is new and always trains, and no
+    adapters (``--lora-rank``).
 
     Raises:
-        ValueError: gradient checkpointing, freezing or a value head that the model does not offer, or biases
-            of experts that should move.
+        ValueError: gradient checkpointing, freezing, adapters or a value head that the model does not offer,
+            or biases of experts that should move.
     """
     model = empty_model(config.hf_checkpoint.hf_checkpoint, config.hf_checkpoint.trust_remote_code)
     require_fixed_biases(config.experts, model)
     freeze(config.trainer, model)
     if role == "critic":
         add_value_head(model, config.trainer.seed)
+    elif config.lora.adapts:
+        attach_adapters(model, config.lora, config.trainer.seed)
     if config.fsdp.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise ValueError(f"--gradient-checkpointing: {type(model).__name__} does not offer it")
@@ -103,11 +107,12 @@ def prepare_for_gradients(model: torch.nn.Module) -> None:
     """Lets the model compute as it does for log-probs: what only training has is left to chance.
 
     Some route by noisy inputs then, or by lot, and not all of that is a number in their configs. Only what
-    computes its layers again in the backward pass has to know that it trains.
+    computes its layers again in the backward pass has to know that it trains, and adapters, whose dropout is
+    of a flag.
     """
     model.eval()
     for module in model.modules():
-        if getattr(module, "gradient_checkpointing", False):
+        if isinstance(module, Adapter) or getattr(module, "gradient_checkpointing", False):
             module.training = True
 
 
@@ -195,12 +200,3 @@ def is_hf_checkpoint(path: str | Path | None) -> bool:
     return (
         path is not None and (Path(path) / "config.json").is_file() and any(Path(path).glob("*.safetensors"))
     )
-
-
-def named_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, parameter or saved buffer), what is tied once, under the first of its names."""
-    seen: set[int] = set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield name, tensor

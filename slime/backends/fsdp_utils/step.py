@@ -10,6 +10,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from slime.backends.fsdp_utils.forward import PackedForward
+from slime.backends.fsdp_utils.lora import require_used
 from slime.backends.fsdp_utils.loss_scale import LossScale
 from slime.backends.fsdp_utils.lr_scheduler import FSDPLRScheduler
 from slime.backends.fsdp_utils.model import prepare_for_gradients
@@ -31,6 +32,7 @@ class TrainState:
     Attributes:
         device: where it computes, which with ``--fsdp-cpu-offload`` is not where the shards are.
         loss_scale: of float16 only.
+        adapts: whether adapters train, and nothing else does.
     """
 
     model: PreTrainedModel
@@ -39,6 +41,7 @@ class TrainState:
     scheduler: FSDPLRScheduler
     device: torch.device
     loss_scale: LossScale | None = None
+    adapts: bool = False
 
 
 @torch.no_grad()
@@ -77,6 +80,7 @@ def train_one_step(
 
     Raises:
         NotFinite: NaN or infinity in the gradients, unless such steps are skipped.
+        ValueError: an adapter has no part in what the model computes.
     """
     prepare_for_gradients(state.model)
     state.optimizer.zero_grad(set_to_none=True)
@@ -96,6 +100,8 @@ def train_one_step(
         (scaled if state.loss_scale is None else scaled * state.loss_scale.factor).backward()
         tokens += normaliser
         results.append(report)
+    if state.adapts:
+        require_used(state.model)
     norm = _finish_gradients(config, state, tokens)
     rates = [float(group["lr"]) for group in state.optimizer.param_groups]
     of_step = _take_step(config, state, norm)

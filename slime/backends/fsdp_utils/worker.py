@@ -9,17 +9,25 @@ from typing import Any
 
 import torch
 
-from slime.backends.fsdp_utils.checkpoint import CheckpointWriter, load_checkpoint, load_model, read_metadata
+from slime.backends.fsdp_utils.checkpoint import (
+    CheckpointWriter,
+    load_checkpoint,
+    load_trained,
+    load_weights,
+    trained_tensors,
+)
 from slime.backends.fsdp_utils.forward import PackedForward
 from slime.backends.fsdp_utils.hf_weights import FsdpHfTensors
 from slime.backends.fsdp_utils.initialize import init
 from slime.backends.fsdp_utils.loading import load_hf_weights
+from slime.backends.fsdp_utils.lora import load_peft, turn_off
 from slime.backends.fsdp_utils.loss_scale import loss_scale
 from slime.backends.fsdp_utils.lr_scheduler import FSDPLRScheduler
 from slime.backends.fsdp_utils.model import build_model, is_hf_checkpoint
 from slime.backends.fsdp_utils.optimizer import build_optimizer, local, parameters_of, reset_states
 from slime.backends.fsdp_utils.step import TrainState, forward_only, train_one_step
 from slime.config.run import run_config
+from slime.training.adapter_export import save_peft
 from slime.training.backend import Head, Outputs, Start
 from slime.training.checkpoint_dir import MARKER, find_checkpoint, saved_version
 from slime.training.finite import require_finite
@@ -31,7 +39,7 @@ from slime.training.optimizer_schedule import schedule_settings
 from slime.training.parallel import ParallelContext
 from slime.training.save_attempts import Outcome
 from slime.training.versions import TRAINED, WeightVersions
-from slime.training.weights import FULL, require_form
+from slime.training.weights import ADAPTER, BASE, FULL
 from slime.utils.types import RolloutBatch
 
 
@@ -50,13 +58,12 @@ class FSDPBackend:
         forward = PackedForward(model, config.fsdp.attn_implementation, self.device, self.context)
         optimizer = build_optimizer(config, model)
         scheduler = FSDPLRScheduler(optimizer, schedule_settings(config))
-        self.state = TrainState(
-            model, forward, optimizer, scheduler, self.device, loss_scale(config.precision)
-        )
+        scale, adapts = loss_scale(config.precision), self._role == "actor" and config.lora.adapts
+        self.state = TrainState(model, forward, optimizer, scheduler, self.device, scale, adapts)
         self.memory = TrainerMemory(
             lambda: map(local, self.state.model.parameters()), self._optimizer_tensors, self._drop_gradients
         )
-        self.versions = WeightVersions(self._named_shards)
+        self.versions = WeightVersions(self._trained_shards)
         self._writer = CheckpointWriter(config)
         self._resumes = _is_checkpoint(config.checkpoints.load)
         start = self._start()
@@ -64,35 +71,42 @@ class FSDPBackend:
         return start
 
     def _start(self) -> Start:
-        config, saved, reference = self._config, self._config.checkpoints.load, self._config.kl.ref_load
-        given = [path for path in (saved, reference) if path and is_hf_checkpoint(path)]
+        config, saved = self._config, self._config.checkpoints.load
         # Of a resumed run too: a checkpoint does not hold what a model computes from its config.
-        load_hf_weights(
-            config.hf_checkpoint, self.state.model, [*given, config.hf_checkpoint.hf_checkpoint][0]
-        )
+        self._load_start_weights()
         if self._resumes and saved:
             iteration, common = load_checkpoint(config, self.state, saved)
             return Start() if config.checkpoints.finetune else Start(iteration + 1, common)
-        if not is_hf_checkpoint(saved) and reference and _is_checkpoint(reference):
-            self._load_weights(reference, config.kl.ref_ckpt_step)
         return Start()
+
+    def _load_start_weights(self) -> None:
+        """Loads what a new run starts with, and the base of adapters, which no checkpoint of theirs holds."""
+        config, saved, reference = self._config, self._config.checkpoints.load, self._config.kl.ref_load
+        given = [path for path in (saved, reference) if path and is_hf_checkpoint(path)]
+        self._base = [*given, config.hf_checkpoint.hf_checkpoint][0]
+        load_hf_weights(config.hf_checkpoint, self.state.model, self._base)
+        begins = self.state.adapts or not (self._resumes or is_hf_checkpoint(saved))
+        if begins and reference and _is_checkpoint(reference):
+            self._load_weights(reference, config.kl.ref_ckpt_step)
+        if self.state.adapts and config.lora.lora_adapter_path is not None:
+            load_peft(config.lora.lora_adapter_path, self.state.model)
 
     def load_version(self, tag: str, path: str, step: int | None = None) -> None:
         self.versions.backup(TRAINED)
         run = self._config.checkpoints
         saved = saved_version(run.load or "", run.ckpt_step, tag) if self._resumes else None
-        if saved is None:
-            self._load_weights(path, step)
+        if saved is not None:
+            load_trained(self.state, saved)
+        elif self.state.adapts:
+            turn_off(self.state.model)
         else:
-            load_model(self.state, saved)
+            self._load_weights(path, step)
         self.versions.backup(tag)
         self.versions.restore(TRAINED)
 
     def _load_weights(self, path: str, step: int | None) -> None:
         if _is_checkpoint(path):
-            directory = find_checkpoint(path, step)[1]
-            read_metadata(directory)
-            load_model(self.state, directory / "model")
+            load_weights(self.state, find_checkpoint(path, step)[1])
         else:
             load_hf_weights(self._config.hf_checkpoint, self.state.model, path)
 
@@ -133,8 +147,7 @@ class FSDPBackend:
         require_finite(self._named_shards(), what)
 
     def weights(self, form: str = FULL) -> FsdpHfTensors:
-        require_form(form, FULL)
-        return FsdpHfTensors(self.state.model, self._config.precision.params_dtype)
+        return FsdpHfTensors(self.state.model, self._config.precision.params_dtype, form)
 
     def save(
         self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool
@@ -149,10 +162,22 @@ class FSDPBackend:
         self._writer.poll()
 
     def save_hf(self, path: str) -> None:
-        save_hf_model_to_path(self._config.flat, path, self.weights())
+        config = self._config.lora
+        if not self.state.adapts or config.lora_save_merged:
+            save_hf_model_to_path(self._config.flat, path, self.weights())
+        if self.state.adapts:
+            target = Path(path, "adapter") if config.lora_save_merged else Path(path)
+            names = [info.name for info in self.weights(BASE).manifest()]
+            save_peft(target, self._base, config, names, self.weights(ADAPTER))
 
     def _named_shards(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, local(param)) for name, param in self.state.model.named_parameters())
+
+    def _trained_shards(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What versions differ in: all weights, or the adapters of one base."""
+        if not self.state.adapts:
+            return self._named_shards()
+        return ((name, local(tensor)) for name, tensor in trained_tensors(self.state).items())
 
     def _optimizer_tensors(self) -> Iterator[torch.Tensor]:
         for param in parameters_of(self.state.optimizer):

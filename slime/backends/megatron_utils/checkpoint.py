@@ -18,6 +18,7 @@ from megatron.core.dist_checkpointing.strategies.base import LoadCommonStrategy,
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.utils import unwrap_model
 
+from slime.adapters.record import RECORD, lora_record, require_same_adapters
 from slime.adapters.targets import is_of_adapter
 from slime.backends.megatron_utils import checkpoint_processes
 from slime.backends.megatron_utils.first_rank_writes import FirstRankWrites
@@ -33,8 +34,6 @@ from slime.backends.megatron_utils.lora_checkpoint import (
     adapter_state,
     kept_adapters,
     load_adapter_state,
-    lora_record,
-    require_same_adapters,
 )
 from slime.backends.megatron_utils.mtp_checkpoint import kept_mtp, require_mtp, without_absent_mtp
 from slime.backends.megatron_utils.optimizer import ensure_optimizer_states, update_rule
@@ -131,7 +130,7 @@ class CheckpointWriter:
         rule = type(update_rule(self._config)).__name__
         content["common"] = {**common, **has, "layout": _layout(), "update_rule": rule}
         if state.adapts:
-            content["common"]["lora"] = lora_record(self._config.lora)
+            content["common"][RECORD] = lora_record(self._config.lora)
         request = dist_checkpointing.save(
             content,
             str(temporary),
@@ -191,7 +190,7 @@ def load_checkpoint(config: BackendConfig, state: TrainState, root: str | Path) 
     with_optimizer = not (flags.finetune or flags.no_load_optim)
     saved = read_common(path)
     own = lora_record(config.lora) if state.adapts else None
-    require_same_adapters(own, saved["common"].get("lora") if saved else None, path)
+    require_same_adapters(own, saved["common"].get(RECORD) if saved else None, path)
     if saved is None:
         if not flags.finetune:
             raise ValueError(

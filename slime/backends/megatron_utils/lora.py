@@ -20,9 +20,9 @@ from megatron.core.tensor_parallel import (
     reduce_scatter_to_sequence_parallel_region,
 )
 
-from slime.adapters.lora import added, initial_down
+from slime.adapters.lora import added, initial_down, product
 from slime.adapters.peft_format import tensor_name
-from slime.adapters.targets import ADAPTERS, is_named, is_target
+from slime.adapters.targets import ADAPTERS, is_named, is_target, no_target, without_adapter
 from slime.backends.megatron_utils.latent_attention import ReplicatedLinear
 from slime.backends.megatron_utils.named_params import is_expert, is_of_mtp, named_params
 from slime.config.lora import LoraConfig
@@ -110,8 +110,8 @@ class LinearAdapters(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """What the adapters add to the output of the layer for its input ``x``."""
-        hidden = _product(self._dropped(x), self.down()) * self.scale
-        return _product(self._crossed(hidden), self.up())
+        hidden = product(self._dropped(x), self.down()) * self.scale
+        return product(self._crossed(hidden), self.up())
 
     def _crossed(self, hidden: torch.Tensor) -> torch.Tensor:
         if not self._is_split:
@@ -131,15 +131,6 @@ class LinearAdapters(torch.nn.Module):
         split = self._is_row or self._sequence_parallel
         with get_cuda_rng_tracker().fork() if split else nullcontext():
             return F.dropout(x, self._dropout)
-
-
-def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """``F.linear`` that rounds alike with gradients and without.
-
-    That one decides by whether the weight needs a gradient, which A and B put together do in training alone,
-    if it takes rows that lie apart, as those behind the embedding do, for one matrix or for many.
-    """
-    return F.linear(x.flatten(0, -2), weight).unflatten(0, x.shape[:-1])
 
 
 def _add(linear: Any, inputs: tuple[torch.Tensor, ...], output: Any) -> Any:
@@ -169,12 +160,7 @@ def attach_adapters(
     total = torch.tensor(count, device=torch.cuda.current_device())
     dist.all_reduce(total)
     if not total:
-        targets, excluded = (" ".join(x) for x in (config.lora_target_modules, config.lora_exclude_modules))
-        without = f" --lora-exclude-modules {excluded}" if excluded else ""
-        raise ValueError(
-            f"--lora-target-modules {targets}{without}: no linear layer is a target (wanted: names such as "
-            "q_proj, or all-linear)"
-        )
+        raise no_target(config)
 
 
 def _linears(chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
@@ -193,10 +179,7 @@ def _adapters_of(name: str, linear: Any, config: LoraConfig, shape: ModelConfig,
     if is_expert(name) or is_of_mtp(name) or not name.startswith("decoder.") or ".router." in name:
         named = [module for module in modules if is_named(config, module) and is_target(config, module)]
         if named:
-            raise ValueError(
-                f"--lora-target-modules {' '.join(config.lora_target_modules)}: names {named[0]}, which "
-                "has no adapter here (wanted: linear layers of the decoder that belong to no expert)"
-            )
+            raise without_adapter(config, named[0])
         return []
     wanted = [is_target(config, module) for module in modules]
     if not any(wanted):

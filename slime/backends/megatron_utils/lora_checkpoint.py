@@ -1,15 +1,14 @@
-"""Adapters in checkpoints, which hold nothing else of the model, and in PEFT's directories."""
+"""Adapters in checkpoints, which hold nothing else of the model, and out of PEFT's directories."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
 
-from slime.adapters.peft_format import read_adapter, write_adapter
+from slime.adapters.peft_format import left_over, misfit, read_adapter
 from slime.adapters.targets import is_of_adapter
 from slime.backends.megatron_utils.lora import adapter_rules
 from slime.backends.megatron_utils.named_params import (
@@ -17,14 +16,7 @@ from slime.backends.megatron_utils.named_params import (
     partition_dim,
     shard_group,
 )
-from slime.config.lora import LoraConfig
 from slime.config.model import ModelConfig
-from slime.models import family_of
-from slime.training.checkpoint_dir import on_first_rank
-from slime.training.checkpoint_errors import explained
-from slime.training.weights import Weights
-
-_BUCKET_BYTES = 256 * 1024**2
 
 
 def adapter_params(model: Sequence[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
@@ -78,11 +70,7 @@ def load_peft(path: str | Path, shape: ModelConfig, model: Sequence[torch.nn.Mod
         if whole is not None and (dim := partition_dim(name, param)) is not None:
             whole = whole.chunk(shard_group(name).size(), dim)[shard_group(name).rank()]
         if whole is None or whole.shape != param.shape:
-            found = "is missing" if whole is None else f"has another shape: {list(whole.shape)}"
-            raise ValueError(
-                f"--lora-adapter-path {path}: {peft_name} {found} (wanted: {list(param.shape)} for "
-                "--lora-target-modules)"
-            )
+            raise ValueError(f"--lora-adapter-path {path}: {misfit(peft_name, whole, param.shape)}")
         param.copy_(whole)
     _refuse_others(path, tensors, used)
 
@@ -92,63 +80,4 @@ def _refuse_others(path: str | Path, tensors: Iterable[str], used: list[str]) ->
     of_ranks: list[list[str]] = [used] * dist.get_world_size()
     dist.all_gather_object(of_ranks, used)
     if others := sorted({*tensors}.difference(*of_ranks)):
-        raise ValueError(
-            f"--lora-adapter-path {path}: {len(others)} tensors of modules that are no target, e.g. "
-            f"{others[0]} (wanted: --lora-target-modules as the adapter has them)"
-        )
-
-
-def lora_record(config: LoraConfig) -> dict[str, Any]:
-    """What a checkpoint says of its adapters."""
-    return {
-        "--lora-rank": config.lora_rank,
-        "--lora-alpha": config.lora_alpha,
-        "--lora-use-rslora": config.lora_use_rslora,
-        "--lora-target-modules": sorted(config.lora_target_modules),
-        "--lora-exclude-modules": sorted(config.lora_exclude_modules),
-    }
-
-
-def require_same_adapters(own: Mapping[str, Any] | None, saved: Mapping[str, Any] | None, path: Path) -> None:
-    """Refuses a checkpoint of other adapters, or one of adapters where all weights train, or the other way.
-
-    Args:
-        own: the `lora_record` of this run, None if it has no adapters.
-        saved: that of the checkpoint.
-    """
-    if own is None and saved is None:
-        return
-    if saved is None:
-        raise ValueError(
-            f"checkpoint {path}: holds all weights and no adapters (wanted: no --lora-rank, or it as "
-            "--ref-load and another --load)"
-        )
-    if own is None:
-        raise ValueError(
-            f"checkpoint {path}: holds adapters alone (wanted: --lora-rank {saved['--lora-rank']})"
-        )
-    for flag, value in saved.items():
-        if own[flag] != value:
-            raise ValueError(f"checkpoint {path}: was made with {flag} {value} (wanted: it, not {own[flag]})")
-
-
-def save_peft(path: str | Path, base: str, config: LoraConfig, shape: ModelConfig, weights: Weights) -> None:
-    """Collective. Writes the adapters to the directory ``path``, in which PEFT finds them.
-
-    Args:
-        base: directory of the model that they belong to.
-        weights: in the form `ADAPTER`.
-
-    Raises:
-        CheckpointError: rank 0 could not write; all raise it.
-    """
-    if Path(path).resolve() == Path(base).resolve():
-        raise ValueError(f"--save-hf {path}: is --hf-checkpoint itself (wanted: another directory)")
-    tensors: dict[str, torch.Tensor] = {}
-    for bucket in weights.buckets(_BUCKET_BYTES):
-        if dist.get_rank() == 0:
-            tensors.update({name: tensor.detach().cpu().clone() for name, tensor in bucket})
-    names = family_of(shape.model_type).weights.hf_names(shape)
-    modules = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
-    with explained(path, "written", "space there, and leave to write"):
-        on_first_rank(lambda: write_adapter(path, tensors, config, str(Path(base).resolve()), modules))
+        raise ValueError(f"--lora-adapter-path {path}: {left_over(others)}")

@@ -21,7 +21,7 @@ from slime.backends.megatron_utils.checkpoint import (
 )
 from slime.backends.megatron_utils.hf_weights import HfWeights, is_hf_checkpoint, load_hf_weights
 from slime.backends.megatron_utils.initialize import init
-from slime.backends.megatron_utils.lora_checkpoint import adapter_params, load_peft, save_peft, turn_off
+from slime.backends.megatron_utils.lora_checkpoint import adapter_params, load_peft, turn_off
 from slime.backends.megatron_utils.named_params import named_weights
 from slime.backends.megatron_utils.optimizer import reset_optimizer_states
 from slime.backends.megatron_utils.step import (
@@ -31,6 +31,8 @@ from slime.backends.megatron_utils.step import (
     train_one_step,
 )
 from slime.config.run import run_config
+from slime.models import family_of
+from slime.training.adapter_export import save_peft
 from slime.training.backend import Head, Outputs, Start
 from slime.training.checkpoint_dir import find_checkpoint, saved_version
 from slime.training.finite import require_finite
@@ -208,7 +210,8 @@ class MegatronBackend:
             save_hf_model_to_path(self._config.flat, path, self.weights())
         if self.state.adapts:
             target = Path(path, "adapter") if self._lora.lora_save_merged else Path(path)
-            save_peft(target, self._base, self._lora, self._model_config, self.weights(ADAPTER))
+            names = family_of(self._model_config.model_type).weights.hf_names(self._model_config)
+            save_peft(target, self._base, self._lora, names, self.weights(ADAPTER))
 
 
 def trainer_memory(model: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> TrainerMemory:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from slime.backends.fsdp_utils import checkpoint as checkpoint_module
 from slime.ray.session import cause
@@ -25,6 +26,11 @@ pytestmark = pytest.mark.slow
 FLAGS = {"num_rollout": 4, "lr_decay_style": "linear", "force_sync": True}
 SGD = {"optimizer": "sgd", "sgd_momentum": 0.8}
 MOVING = {"use_kl_loss": True, "kl_loss_coef": 0.1, "ref_update_interval": 1}
+# Of some layers, beside a reference that moves.
+ADAPTERS = {
+    **{"lora_rank": 4, "lora_exclude_modules": [r".*layers\.1\..*"], "lora_dropout": 0.1},
+    **MOVING,
+}
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +66,8 @@ def _run(rank, args, rollouts, save_after):
 
 @pytest.mark.parametrize(
     ("world_size", "extra"),
-    [(1, {}), (2, MOVING), (2, {"async_save": True, "force_sync": False}), (1, SGD)],
-    ids=["1 rank", "2 ranks, moving reference", "async save", "SGD"],
+    [(1, {}), (2, MOVING), (2, {"async_save": True, "force_sync": False}), (1, SGD), (2, ADAPTERS)],
+    ids=["1 rank", "2 ranks, moving reference", "async save", "SGD", "2 ranks, adapters"],
 )
 def test_resume_is_bit_exact(checkpoint, rollouts, tmp_path, world_size, extra):
     args = fsdp_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **{**FLAGS, **extra})
@@ -90,6 +96,50 @@ def test_a_checkpoint_of_two_ranks_loads_at_one_and_back(checkpoint, rollouts, t
         assert later == [pytest.approx(step, rel=1e-3, abs=1e-6) for step in through["steps"][3:]]
         for name, weight in through["weights"].items():
             torch.testing.assert_close(resumed["weights"][name], weight, rtol=0, atol=1e-4)
+
+
+def test_a_checkpoint_of_adapters_holds_nothing_else_and_is_for_no_others(checkpoint, rollouts, tmp_path):
+    whole, saved = str(tmp_path / "whole"), str(tmp_path / "saved")
+    flags = {**FLAGS, **ADAPTERS, "lora_dropout": 0.0}
+    through = run_ranks(_run, 2, fsdp_args(checkpoint, save=saved, **flags), rollouts, 1)[0]
+    directory = find_checkpoint(saved)[1]
+    for part in ("model", "optimizer", "ref"):
+        held = dcp.FileSystemReader(directory / part).read_metadata().state_dict_metadata
+        assert held and all(".adapters.lora_" in name for name in held)
+    # A model and its moments have 2.1 MB.
+    assert sum(file.stat().st_size for file in directory.rglob("*")) < 1_000_000
+    (resumed,) = run_ranks(_run, 1, fsdp_args(checkpoint, load=saved, **flags), rollouts, -1)
+    assert resumed["steps"][0] == pytest.approx(through["steps"][2], rel=1e-5, abs=1e-8)
+    for name, weight in through["weights"].items():
+        torch.testing.assert_close(resumed["weights"][name], weight, rtol=0, atol=1e-4)
+    run_ranks(_run, 1, fsdp_args(checkpoint, save=whole, **FLAGS), {0: rollouts[0]}, 0)
+    for changes, message in (
+        ({"load": saved, "lora_rank": 8}, "was made with --lora-rank 4 (wanted: it, not 8)"),
+        ({"load": saved, "lora_alpha": 8.0}, "was made with --lora-alpha 32.0 (wanted: it, not 8.0)"),
+        ({"load": saved, "lora_exclude_modules": []}, "was made with --lora-exclude-modules ['.*layers"),
+        ({"load": saved, "lora_rank": 0}, "holds adapters alone (wanted: --lora-rank 4)"),
+        ({"load": whole}, "holds all weights and no adapters (wanted: no --lora-rank, or it as --ref-load"),
+        ({"ref_load": saved}, "holds adapters alone (wanted: one of all weights)"),
+    ):
+        (answer,) = run_ranks(_start, 1, fsdp_args(checkpoint, **{**flags, **changes}))
+        assert message in str(answer)
+
+
+def test_the_base_of_adapters_comes_from_a_checkpoint_again_when_a_run_goes_on(
+    checkpoint, rollouts, tmp_path
+):
+    (whole,) = run_ranks(
+        _run, 1, fsdp_args(checkpoint, save=str(tmp_path / "a"), **FLAGS), {0: rollouts[0]}, 0
+    )
+    flags = {**FLAGS, "lora_rank": 4, "ref_load": str(tmp_path / "a"), "save": str(tmp_path / "b")}
+    args = fsdp_args(checkpoint, load=str(tmp_path / "b"), **flags)
+    (begun,) = run_ranks(_weights_at_start, 1, args)
+    assert begun["start"] == 0
+    assert all(torch.equal(weight, begun["weights"][name]) for name, weight in whole["weights"].items())
+    (through,) = run_ranks(_run, 1, args, {0: rollouts[0]}, 0)
+    (resumed,) = run_ranks(_weights_at_start, 1, args)
+    assert resumed["start"] == 1
+    assert all(torch.equal(weight, resumed["weights"][name]) for name, weight in through["weights"].items())
 
 
 def test_only_the_weights_are_loaded_where_that_is_asked_for(checkpoint, rollouts, tmp_path):

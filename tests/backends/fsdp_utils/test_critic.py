@@ -169,3 +169,17 @@ def test_any_architecture_has_values_and_what_is_done_to_logits_is_not_done_to_t
         parts = [row[None] for row in rows()]
         wanted = torch.cat([trunk(input_ids=part).last_hidden_state @ head.T for part in parts], dim=1)
     torch.testing.assert_close(found["values"], wanted, rtol=1e-4, atol=1e-5)
+
+
+def _parameters(rank, args):
+    worker = TrainWorker(args, "critic")
+    worker.start()
+    names, params = zip(*worker.backend.state.model.named_parameters(), strict=True)
+    return {"names": [*names], "trains": all(param.requires_grad for param in params)}
+
+
+def test_a_critic_of_an_actor_with_adapters_trains_all_of_its_weights(checkpoint):
+    (plain,), (beside,) = (
+        run_ranks(_parameters, 1, critic_args(checkpoint, **lora)) for lora in ({}, {"lora_rank": 4})
+    )
+    assert beside == plain and beside["trains"]

@@ -6,21 +6,28 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 
 from slime.ray.train_worker import TrainWorker
 from slime.training.weights import ADAPTER
+from tests.backends.lora_reference import (
+    ALPHA,
+    EPS,
+    FLAGS,
+    KL,
+    RANK,
+    base_model,
+    expect_close,
+    merged_by_hand,
+    peft_step,
+    save_random,
+    tensors_of,
+)
 from tests.families import tiny_family
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 from tests.transformers_step import noisy_rollout, transformers_step
 
-RANK, ALPHA, KL, EPS = 4, 6.0, 0.1, 1e-3  # of Adam: so that gradients of almost 0 make no large steps
-FLAGS = {
-    **dict(lora_rank=RANK, lora_alpha=ALPHA, use_rollout_logprobs=True, entropy_coef=0.01, adam_eps=EPS),
-    **dict(use_kl_loss=True, kl_loss_coef=KL, kl_loss_type="k3"),
-}
 TP2, PP2 = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
 LAYOUTS = {
     "1 process": (1, {}),
@@ -46,32 +53,12 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def adapter(checkpoint, tmp_path_factory):
     """Saves an adapter of PEFT's own that changes the model."""
-    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
-    return _save_random(checkpoint, config, str(tmp_path_factory.mktemp("adapter")))
+    return save_random(checkpoint, tmp_path_factory.mktemp("adapter"))
 
 
 @pytest.fixture(scope="module")
 def rollout(checkpoint):
     return noisy_rollout(checkpoint)
-
-
-def _base(checkpoint):
-    return transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-
-
-def _save_random(checkpoint, config, path):
-    torch.manual_seed(3)
-    model = peft.get_peft_model(_base(checkpoint), config)
-    with torch.no_grad():
-        for name, param in model.named_parameters():
-            if "lora_B" in name:
-                param.normal_(0, 0.3)
-    model.save_pretrained(path)
-    return path
-
-
-def _tensors(weights):
-    return {name: tensor.clone() for bucket in weights.buckets(100_000) for name, tensor in bucket}
 
 
 def _step(rank, args, rollout, target):
@@ -84,8 +71,8 @@ def _step(rank, args, rollout, target):
     backend.save_hf(target)
     return {
         "report": report,
-        "adapter": _tensors(backend.weights(ADAPTER)),
-        "merged": _tensors(backend.weights()),
+        "adapter": tensors_of(backend.weights(ADAPTER)),
+        "merged": tensors_of(backend.weights()),
         "gradients": sum(buffer.grad_data.numel() for chunk in chunks for buffer in chunk.buffers),
         "copies": sum(
             t.numel() for tag in backend.versions.backup_tags for t in backend.versions.get(tag).values()
@@ -95,11 +82,7 @@ def _step(rank, args, rollout, target):
 
 @pytest.fixture(scope="module")
 def reference(checkpoint, adapter, rollout):
-    """PEFT's own step."""
-    model = peft.PeftModel.from_pretrained(_base(checkpoint), adapter, is_trainable=True)
-    step = transformers_step(model, rollout, EPS, KL, model.disable_adapter)
-    trained = peft.get_peft_model_state_dict(model)
-    return step | {"adapter": trained, "merged": model.merge_and_unload().state_dict()}
+    return peft_step(checkpoint, adapter, rollout)
 
 
 @pytest.mark.parametrize(
@@ -114,15 +97,15 @@ def test_one_step_agrees_with_peft(layout, checkpoint, adapter, rollout, referen
     assert step["train/loss"] == pytest.approx(reference["loss"], rel=1e-5)
     assert step["train/grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-5)
     size = sum(tensor.numel() for tensor in reference["adapter"].values())
-    model = sum(tensor.numel() for tensor in _base(checkpoint).parameters())
+    model = sum(tensor.numel() for tensor in base_model(checkpoint).parameters())
     for result in results:
         for form in ("adapter", "merged"):
-            _expect_equal(result[form], reference[form])
+            expect_close(result[form], reference[form])
         # Nothing of the base has gradients, or is copied for the reference.
         assert 0 < result["gradients"] < 1.2 * size + 1000 < model / 4
         assert 0 < result["copies"] <= 2 * size
     exported = load_file(tmp_path / "out" / "adapter_model.safetensors")
-    _expect_equal(exported, reference["adapter"])
+    expect_close(exported, reference["adapter"])
 
 
 def _kl_of_first_steps(rank, args, rollout):
@@ -140,21 +123,16 @@ def test_log_probs_before_training_are_those_of_training_bit_for_bit(checkpoint)
     assert found == [0, 0, 0]
 
 
-def _expect_equal(found, expected):
-    missing = expected.keys() - found.keys() - {"lm_head.weight"}
-    assert not missing and found.keys() <= expected.keys()
-    for name, tensor in found.items():
-        torch.testing.assert_close(
-            tensor, expected[name], rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
-        )
-
-
 def _rounded(rank, args):
     worker = TrainWorker(args)
     worker.start()
     weights = worker.backend.weights()
-    merged = _tensors(weights)
-    return {"merged": merged, "adapter": _tensors(worker.backend.weights(ADAPTER)), "lost": weights.rounding}
+    merged = tensors_of(weights)
+    return {
+        "merged": merged,
+        "adapter": tensors_of(worker.backend.weights(ADAPTER)),
+        "lost": weights.rounding,
+    }
 
 
 @pytest.mark.slow
@@ -163,15 +141,13 @@ def test_what_rounding_takes_from_merged_weights_is_told(checkpoint, adapter):
         checkpoint, lora_adapter_path=adapter, **FLAGS, params_dtype=torch.bfloat16, bf16=True
     )
     (found,) = run_ranks(_rounded, 1, args)
-    base, lost, added = _base(checkpoint).bfloat16().state_dict(), 0.0, 0.0
-    for name, up in found["adapter"].items():
-        if "lora_B" in name:
-            down = found["adapter"][name.replace("lora_B", "lora_A")]
-            own = ALPHA / RANK * up.float() @ down.float()
-            weight = name.removeprefix("base_model.model.").replace("lora_B.", "")
-            whole = base[weight].float() + own
-            assert torch.equal(found["merged"][weight], whole.bfloat16()), weight
-            lost, added = lost + (whole.bfloat16() - whole).square().sum(), added + own.square().sum()
+    base = base_model(checkpoint).bfloat16().state_dict()
+    wanted, more = merged_by_hand(base, found["adapter"], ALPHA / RANK, torch.bfloat16)
+    lost, added = 0.0, 0.0
+    for weight, whole in wanted.items():
+        assert torch.equal(found["merged"][weight], whole), weight
+        exact = base[weight].float() + more[weight]
+        lost, added = lost + (whole - exact).square().sum(), added + more[weight].square().sum()
     assert 0 < found["lost"] < 0.1 and found["lost"] == pytest.approx(float((lost / added) ** 0.5), rel=1e-3)
 
 
@@ -180,8 +156,8 @@ def _start(rank, args, target):
     worker.start()
     worker.backend.save_hf(target)
     return {
-        "adapter": _tensors(worker.backend.weights(ADAPTER)),
-        "merged": _tensors(worker.backend.weights()),
+        "adapter": tensors_of(worker.backend.weights(ADAPTER)),
+        "merged": tensors_of(worker.backend.weights()),
         "log_probs": worker.text_log_probs([5, 3, 7, 11]),
     }
 
@@ -192,14 +168,14 @@ def test_an_adapter_begins_as_the_base_and_alike_in_every_layout(checkpoint, tmp
     flags |= dict(lora_exclude_modules=[r".*layers\.0\..*"], lora_use_rslora=True)
     (alone,) = run_ranks(_start, 1, trainer_args(checkpoint, **flags), str(tmp_path / "one"))
     split_up = run_ranks(_start, 2, trainer_args(checkpoint, **flags, **TP2), str(tmp_path / "two"))[0]
-    base = _base(checkpoint).state_dict()
+    base = base_model(checkpoint).state_dict()
     for name, tensor in alone["merged"].items():
         assert torch.equal(tensor, base[name]), name
     assert len(alone["adapter"]) == 3 * 3 * 2  # layers, projections, A and B
     for name, tensor in alone["adapter"].items():
         assert torch.equal(tensor, split_up["adapter"][name]), name
         assert tensor.any() == ("lora_A" in name) and tensor.abs().max() < tensor.size(1) ** -0.5
-    loaded = peft.PeftModel.from_pretrained(_base(checkpoint), tmp_path / "two")
+    loaded = peft.PeftModel.from_pretrained(base_model(checkpoint), tmp_path / "two")
     state = peft.get_peft_model_state_dict(loaded)
     assert state.keys() == alone["adapter"].keys()
     config = json.loads(Path(tmp_path, "two", "adapter_config.json").read_text())
@@ -231,9 +207,8 @@ def test_layers_beside_experts_agree_with_peft(family, tmp_path):
     base, adapter = tmp_path / "base", str(tmp_path / "adapter")
     tiny_family(family, base)
     rollout = noisy_rollout(base)
-    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=TARGETS[family], task_type="CAUSAL_LM")
-    _save_random(base, config, adapter)
-    model = peft.PeftModel.from_pretrained(_base(base), adapter, is_trainable=True)
+    save_random(base, adapter, target_modules=TARGETS[family])
+    model = peft.PeftModel.from_pretrained(base_model(base), adapter, is_trainable=True)
     reference = transformers_step(model, rollout, EPS, KL, model.disable_adapter)
     flags = FLAGS | EXPERTS | FAMILY_LAYOUTS[family]
     args = trainer_args(base, lora_adapter_path=adapter, lora_target_modules=TARGETS[family], **flags)
@@ -242,7 +217,7 @@ def test_layers_beside_experts_agree_with_peft(family, tmp_path):
     (step,) = report["train"]
     assert step["train/loss"] == pytest.approx(reference["loss"], rel=1e-5)
     assert step["train/grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-5)
-    _expect_equal(results[0]["adapter"], peft.get_peft_model_state_dict(model))
+    expect_close(results[0]["adapter"], peft.get_peft_model_state_dict(model))
     # Experts have last names that targets have, too.
-    again = peft.PeftModel.from_pretrained(_base(base), tmp_path / "out")
-    _expect_equal(peft.get_peft_model_state_dict(again), results[0]["adapter"])
+    again = peft.PeftModel.from_pretrained(base_model(base), tmp_path / "out")
+    expect_close(peft.get_peft_model_state_dict(again), results[0]["adapter"])
