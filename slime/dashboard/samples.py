@@ -23,6 +23,7 @@ _OF_TRAINING = {
     "returns": "return",
     "values": "value",
     "entropy": "entropy",
+    "kl": "KL to the reference",
     "loss_masks": "mask, trained",
 }
 """Fields of a train batch, and what the page calls them."""

@@ -82,6 +82,9 @@ def test_pages_of_samples_and_windows_of_tokens_are_bounded(tmp_path) -> None:
     assert len(first["ids"]) == WINDOW and rest["ids"] == long["tokens"][WINDOW:]
     column = first["values"]["log-prob, engine"] + rest["values"]["log-prob, engine"]
     assert column == [None] * 20 + long["rollout_log_probs"]
+    asked = written(tmp_path, {**long, "response_length": 5, "rollout_log_probs": [1.0] * 5})
+    assert asked.sample(0, 0)["values"]["log-prob, engine"] == [None] * WINDOW, "all of the prompt"
+    recordings = written(tmp_path, long)
     inner = recordings.sample(0, 0, 10)["values"]["log-prob, engine"]
     assert inner == column[10 : 10 + WINDOW]
 
@@ -106,6 +109,7 @@ def test_samples_of_strange_content_are_shown_as_far_as_they_are_samples(tmp_pat
     shown = [recordings.sample(0, number) for number in range(recordings.samples(0)["count"])]
     assert [len(sample["ids"]) for sample in shown] == [0, 0, 0, 2, 3, 2, 2]
     assert shown[2]["prompt"] == "[user]\nhi"
+    assert shown[3]["values"].keys() == {"version"}
     assert shown[4]["values"]["log-prob, engine"] == [None, None, 1.0]
     assert shown[5]["values"]["version"] == ["2", "2"]
     assert shown[6]["reward"] == {"score": 1.0, "why": None, "all": None}

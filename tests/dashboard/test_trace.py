@@ -83,7 +83,7 @@ def test_a_long_trace_is_read_by_looks_that_end_as_it_grows(tmp_path) -> None:
     with (tmp_path / "trace.json").open("a") as file:
         file.write('{"pid": 1, "ph')
     trace.refresh(60)
-    assert trace.steps()["count"] == 10
+    assert trace.steps() == {"count": 10, "steps": list(range(10)), "read": 1.0}
     slowness(tmp_path, [])
     (tmp_path / "trace.json").write_text("[\n")
     trace.refresh(60)

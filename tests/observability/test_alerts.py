@@ -52,11 +52,16 @@ def test_a_reward_that_collapses_is_told_with_the_step_where_it_began() -> None:
         [*noisy(20, 0.6), 0.0, 0.0, *noisy(20, 0.6)],  # two bad rollouts are no collapse
         [-2.0 + step / 200 for step in range(200)],
         [0.0] * 50,
-        [0.7, 0.7, 0.0, 0.0, 0.0],  # too short a time to say
+        [*[0.7] * 5, *[0.0] * 4],  # too short a time to say
+        [*[1.0] * 20, *[0.6] * 9],  # more than half of the best
     ],
 )
 def test_rewards_that_rise_or_vary_are_no_collapse(rewards: list[float]) -> None:
     assert fired(curve(REWARD, rewards)) == []
+
+
+def test_less_than_half_of_the_best_reward_is_a_collapse() -> None:
+    assert fired(curve(REWARD, [*[1.0] * 20, *[0.4] * 5])) == [("reward collapse", 20, False)]
 
 
 def test_negative_rewards_collapse_as_well() -> None:
@@ -124,6 +129,11 @@ def test_what_comes_again_is_counted_and_what_is_over_comes_last() -> None:
     assert str(over).startswith("everything masked (rollout 1 to 4, 2 times): no answer has a token")
 
 
+def test_a_fault_begins_where_it_stays() -> None:
+    cut = curve("rollout/truncated_ratio", [0, 1, 1, 0, 1, 1, 1])
+    assert fired(cut) == [("truncation", 4, False)]
+
+
 def test_what_a_resumed_run_does_better_is_forgotten() -> None:
     bad = curve("rollout/response_len/max", [9, 9, 0, 0])
     assert fired(bad) == [("everything masked", 2, False)]
@@ -131,6 +141,11 @@ def test_what_a_resumed_run_does_better_is_forgotten() -> None:
     collapse = curve(REWARD, [0.7] * 20 + [0.0] * 5)
     resumed = [("rollout", step, {REWARD: 0.7}) for step in range(18, 24)]
     assert fired(collapse) == [("reward collapse", 20, False)] and fired([*collapse, *resumed]) == []
+
+
+def test_a_resumed_run_counts_its_engines_anew() -> None:
+    rows = curve("fleet/default/replaced", [0, 0, 1])
+    assert fired([*rows, ("rollout", 2, {"fleet/default/replaced": 1})]) == [("engine died", 2, False)]
 
 
 def test_the_critics_row_of_a_step_is_not_the_actors() -> None:

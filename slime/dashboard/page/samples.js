@@ -72,7 +72,7 @@ async function showSamples() {
   if (wanted === asked) return;
   asked = wanted;
   try {
-    say(element("unread"), "");
+    say(element("unread"), "reading the recording ...");
     const where = `run=${encodeURIComponent(looked.run)}&step=${looked.step}`;
     listed = await ask(`samples?${where}`);
     listSamples();
@@ -80,6 +80,7 @@ async function showSamples() {
     asked = [looked.run, looked.step, looked.sample, looked.from].join("\n");
     sample = await ask(`sample?${where}&number=${looked.sample ?? 0}&start=${looked.from ?? 0}`);
     at = -1;
+    say(element("unread"), "");
     showSample();
   } catch (error) {
     say(element("unread"), error.message);
