@@ -52,3 +52,16 @@ def test_a_model_that_may_search_is_trained(run_example) -> None:
     assert sorted(rows) == [0, 1] and rows[0]["train/grad_norm"] > 0
     assert rows[1]["train/train_rollout_logprob_abs_diff"] < 1e-5
     assert {sample.metadata["round_number"] for sample in samples} == {1}
+
+
+def test_a_model_that_plays_an_environment_is_trained(run_example) -> None:
+    """Its turns end at any letter, so that a random model takes many; environments have processes."""
+    letters = ("--rollout-stop-token-ids", *range(64, 90))
+    run, samples = run_example("environment", "--rollout-max-response-len", 24, *letters)
+    rows = run.rows("train")
+    assert sorted(rows) == [0, 1]
+    assert rows[1]["train/train_rollout_logprob_abs_diff"] < 1e-5
+    assert max(sample.metadata["round_number"] for sample in samples) > 2
+    heard = [sample for sample in samples if "That is no action (wanted: left," in sample.response]
+    assert heard and all(0 in sample.loss_mask and 1 in sample.loss_mask for sample in heard)
+    assert all(sample.reward == sum(sample.metadata.get("step_rewards", ())) for sample in samples)
