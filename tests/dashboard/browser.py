@@ -3,11 +3,13 @@
 import asyncio
 import base64
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,8 +108,10 @@ class Browser:
 
 
 @contextmanager
-def chromium(directory: Path, start: Callable[..., Any] = subprocess.Popen) -> Iterator[Browser]:
-    """A browser with a profile of its own."""
+def chromium(directory: Path) -> Iterator[Browser]:
+    """A browser with a profile of its own, of which no process is left afterwards."""
+    directory.mkdir(exist_ok=True)
+    log = directory / "browser.log"
     command = [
         str(CHROMIUM),
         *_FLAGS,
@@ -115,12 +119,20 @@ def chromium(directory: Path, start: Callable[..., Any] = subprocess.Popen) -> I
         "--remote-debugging-port=0",
         "about:blank",
     ]
-    with start(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            lines = iter(process.stderr.readline, "")
-            found = next(match for line in lines if (match := re.search(r"listening on (ws://\S+)", line)))
-            browser = Browser(found[1])
-            yield browser
-            browser.close()
-        finally:
-            process.terminate()
+    with log.open("w") as file:  # a pipe that nobody reads would stop it when it is full
+        process = subprocess.Popen(command, stderr=file, start_new_session=True)
+    try:
+        browser = Browser(_address(log, process))
+        yield browser
+        browser.close()
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _address(log: Path, process: "subprocess.Popen[bytes]") -> str:
+    deadline = time.monotonic() + _PATIENT
+    while not (found := re.search(r"listening on (ws://\S+)\n", log.read_text())):
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-2000:]
+        time.sleep(0.02)
+    return found[1]

@@ -22,7 +22,7 @@ def page(tmp_path_factory) -> Iterator[Browser]:
     base = tmp_path_factory.mktemp("page")
     run = plant(base / "planted")
     app = dashboard(runs_of([str(run)]), "secret", "127.0.0.1")
-    with served(app) as port, chromium(base / "profile") as browser:
+    with served(app, timeout_graceful_shutdown=5) as port, chromium(base / "profile") as browser:
         browser.address = f"http://127.0.0.1:{port}/secret/"
         yield browser
 
