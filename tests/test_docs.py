@@ -116,6 +116,19 @@ def test_no_line_of_a_page_begins_with_a_stray_space(page: Path) -> None:
     assert re.findall(r"^ \S.*", prose, re.MULTILINE) == []
 
 
+def marks_of_a_merge(text: str) -> list[str]:
+    """Lines with which git shows both sides of a conflict."""
+    return re.findall(r"^(?:<{7}|>{7}) .*", text, re.MULTILINE)
+
+
+def test_no_page_shows_both_sides_of_a_merge() -> None:
+    assert [name(page) for page in PAGES if marks_of_a_merge(page.read_text(encoding="utf-8"))] == []
+    assert marks_of_a_merge("a\n<<<<<<< HEAD\nb\n=======\nc\n>>>>>>> d824ec89 (Heal)\n") == [
+        "<<<<<<< HEAD",
+        ">>>>>>> d824ec89 (Heal)",
+    ]
+
+
 def test_what_does_not_exist_is_noticed() -> None:
     page = ROOT / "slime/training/README.md"
     assert missing_files(page, "`slime/nothing.py`, `nothing.py`, `trainer.py`, `grpo.py`") == [
