@@ -3,6 +3,7 @@
 args = run_args(advantage_estimator="gspo", eps_clip=0.1)     # every flag, and what follows from these
 config = run_config(args)                                     # the same as a tree
 config = config_with(colocate=True, sglang_pp_size=2)         # with names of foreign parsers, too
+args = plugin_args(rollout_num_gpus=8)                        # these names and no others
 """
 
 import functools
@@ -33,7 +34,9 @@ _MODULES = (loss, kl, advantages, off_policy, distillation)
 _GROUPS = tuple(module.CONFIG_GROUP for module in _MODULES)
 """The config groups of the algorithm: what follows from their flags is derived for each call."""
 _FLAGS = frozenset(spec.dest for group in _GROUPS for spec in group.specs())
-_NAMES = frozenset(names_of(RunConfig)) - {"flat"}
+_NAMES = frozenset(names_of(RunConfig)) - {"flat", "others"}
+_FOREIGN = ("sglang_", "router_")
+"""What names begin with that parsers of SGLang's add, where it is installed."""
 
 
 @functools.cache
@@ -61,6 +64,18 @@ def run_args(**overrides: Any) -> Namespace:
     if unknown := overrides.keys() - complete.keys() - derived_names():
         raise TypeError(f"no names of args: {', '.join(sorted(unknown))}")
     return _completed({**complete, **{name: given[name] for name in _FLAGS}}, overrides)
+
+
+def plugin_args(**values: Any) -> Namespace:
+    """What a plug-in has that makes its own ``args``, for functions that promise to read no other names.
+
+    Raises:
+        TypeError: a name that ``args`` never have.
+    """
+    known = _parsed()[1].keys() | derived_names() if values else ()
+    if unknown := [name for name in values if name not in known and not name.startswith(_FOREIGN)]:
+        raise TypeError(f"no names of args: {', '.join(sorted(unknown))}")
+    return Namespace(**values)
 
 
 def with_groups(values: Mapping[str, Any]) -> Namespace:

@@ -3,7 +3,6 @@
 import ast
 import asyncio
 import re
-from argparse import Namespace
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ import yaml
 from examples.calculator_tool.reward import reward as calculator_reward
 from examples.openai_agent.generate import grade
 from slime.utils.types import Sample
+from tests.run_args import plugin_args
 
 ROOT = Path(__file__).parents[1]
 LISTED = [ROOT / "slime/backends" / folder for folder in ("megatron_utils", "fsdp_utils", "embedded_engine")]
@@ -196,7 +196,7 @@ def test_rewards_in_pages_and_examples_that_compare_take_what_stands_around_an_a
     assert len(rewards) == 2
     for reward in rewards:
         sample = Sample(response=response, label=label, metadata={"turns": [response]})
-        assert asyncio.run(reward(Namespace(), sample)) == 1.0
+        assert asyncio.run(reward(plugin_args(), sample)) == 1.0
     assert grade(response, label) == 1.0
 
 

@@ -3,8 +3,8 @@
 import json
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -155,9 +155,9 @@ def test_a_rule_that_breaks_down_is_a_fault_of_ours_unless_something_was_refused
 
     mistakes = Mistakes()
     with pytest.raises(ZeroDivisionError):
-        mistakes.of_rule(rule, Namespace(size=0))
+        mistakes.of_rule(rule, SimpleNamespace(size=0))
     mistakes.add("--size 0: wanted more than 0")
-    mistakes.of_rule(rule, Namespace(size=0))
+    mistakes.of_rule(rule, SimpleNamespace(size=0))
     assert mistakes.messages == ["--size 0: wanted more than 0"]
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from argparse import Namespace
+from types import SimpleNamespace
 from typing import get_args, get_origin
 
 import pytest
@@ -72,14 +72,14 @@ def test_a_range_says_what_is_wanted(bounds, good, bad, text):
     assert range_text(spec) == text
     assert why_bad(spec, good) is None
     assert why_bad(spec, bad) == f"wanted {text}"
-    assert list(bad_values(Namespace(x=bad), [spec])) == [f"--x {bad}: wanted {text}"]
+    assert list(bad_values(SimpleNamespace(x=bad), [spec])) == [f"--x {bad}: wanted {text}"]
     with pytest.raises(ValueError, match="wanted"):
         typed(spec, bad)
 
 
 def test_each_number_of_a_list_is_in_the_range():
     spec = Flag("x", ("--x",), list[int], None, "", at_least=0)
-    assert list(bad_values(Namespace(x=[1, -1]), [spec])) == ["--x 1 -1: wanted 0 or more"]
+    assert list(bad_values(SimpleNamespace(x=[1, -1]), [spec])) == ["--x 1 -1: wanted 0 or more"]
 
 
 @pytest.mark.parametrize(

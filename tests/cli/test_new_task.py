@@ -4,7 +4,6 @@ import re
 import shutil
 import subprocess
 import sys
-from argparse import Namespace
 from importlib import import_module
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from slime.arguments import validated_args
 from slime.cli.main import main
 from slime.cli.new_task import FORMS
 from slime.utils.types import Sample
+from tests.run_args import plugin_args
 from tools.make_tiny_model import main as make_tiny_model
 
 ALL = {"README.md", "make_data.py", "run.sh", "run.yaml", "task.py", "test_task.py"}
@@ -105,7 +105,7 @@ def test_imitation_alone_is_judged_by_answers(task, model, monkeypatch) -> None:
 
 def test_a_teacher_alone_teaches_where_rewards_are_measured(task) -> None:
     task("distillation")
-    own, args = import_module("task"), Namespace()
+    own, args = import_module("task"), plugin_args()
     samples = [Sample(reward=1.0), Sample(reward=0.1)]
     assert own.measured_only(args, samples) == ([1.0, 0.1], [0.0, 0.0])
 

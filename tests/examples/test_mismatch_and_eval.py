@@ -1,7 +1,6 @@
 """The examples that are settings rather than conversations: importance weights, and several eval sets."""
 
 import math
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from slime.arguments.validate.user_code import why_unusable
 from slime.config.off_policy import OffPolicyConfig
 from slime.rollout.evaluation import eval_rollout
 from slime.utils.ppo_utils import mis_function
+from tests.run_args import run_args
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MIS = "examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp"
@@ -31,7 +31,7 @@ def mis_args(**overrides):
         **dict(tis_batch_normalize=False, use_rs=False, rs_level="token", rs_veto_threshold=None),
         **dict(rs_upper_bound=2.0, rs_lower_bound=0.5),
     }
-    return Namespace(**{**settings, **overrides})
+    return run_args(**{**settings, **overrides})
 
 
 def test_tokens_are_weighted_by_how_likely_they_are_for_the_trainer():

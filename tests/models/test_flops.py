@@ -1,11 +1,9 @@
-from argparse import Namespace
-
 import torch
 import transformers
 
 from slime.models import calculate_fwd_flops, shape_from_hf_config
 from tests.families import save_tiny_config, tiny_config
-from tests.run_args import shape_with
+from tests.run_args import plugin_args, shape_with
 
 
 def test_forward_flops_of_a_shape_counted_by_hand():
@@ -20,7 +18,7 @@ def test_forward_flops_of_a_shape_counted_by_hand():
     assert calculate_fwd_flops([2], args) == 2 * linear + attention
     assert calculate_fwd_flops([2, 2], args) == 2 * calculate_fwd_flops([2], args)
     # A plug-in may have sizes alone; where it has no width of a head, the heads share the hidden size.
-    sizes = Namespace(num_layers=2, hidden_size=4, ffn_hidden_size=6, num_attention_heads=2)
+    sizes = plugin_args(num_layers=2, hidden_size=4, ffn_hidden_size=6, num_attention_heads=2)
     vars(sizes).update(num_query_groups=1, vocab_size=10)
     narrow = 2 * (2 * (16 + 8 + 8 + 16 + 72) + 40)
     assert calculate_fwd_flops([2], sizes) == 2 * narrow + 2 * 2 * 2 * 4 * 3

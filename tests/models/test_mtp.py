@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from slime.config.mtp import MtpConfig
 from slime.models.decoder import DECODER_WEIGHTS
 from slime.models.mtp import (
     DEEPSEEK_MTP,
@@ -68,7 +69,7 @@ def test_tensors_behind_the_last_layer_and_copies_are_known_by_their_names():
     ("layers", "trains", "count"), [(None, True, 0), (2, True, 2), (2, False, 0), (None, False, 0)]
 )
 def test_they_are_trained_where_flags_say_so(layers, trains, count):
-    assert trained_mtp_layers(SimpleNamespace(mtp_num_layers=layers, enable_mtp_training=trains)) == count
+    assert trained_mtp_layers(MtpConfig(mtp_num_layers=layers, enable_mtp_training=trains)) == count
 
 
 def test_a_model_has_as_many_as_it_is_told():

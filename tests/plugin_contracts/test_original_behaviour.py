@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,6 +30,7 @@ from slime.utils.eval_config import build_eval_dataset_configs
 from slime.utils.misc import Box
 from slime.utils.ppo_utils import chunked_discounted_returns, chunked_gae, vanilla_gae
 from slime.utils.types import Sample
+from tests.run_args import plugin_args
 
 ROOT = Path(__file__).parents[2]
 TRANSFORMERS = "\n".join(
@@ -95,11 +95,11 @@ def test_a_rank_gets_its_shard_with_the_lengths_of_its_own_samples(monkeypatch):
     monkeypatch.setitem(
         sys.modules, "ray", SimpleNamespace(get=lambda ref: fetched.append(ref) or shards[ref])
     )
-    found = data.process_rollout_data(Namespace(), [Box(0), Box(1)], 0, 2)
+    found = data.process_rollout_data(plugin_args(), [Box(0), Box(1)], 0, 2)
     assert (found["total_lengths"], found["local_raw_reward"], fetched) == ([7, 5], [0.3, 0.1], [0])
     assert shards[0]["total_lengths"] == [5, 6, 7]
     with pytest.raises(ValueError, match="2 shards, wanted one for each of 3"):
-        data.process_rollout_data(Namespace(), [Box(0), Box(1)], 0, 3)
+        data.process_rollout_data(plugin_args(), [Box(0), Box(1)], 0, 3)
 
 
 def test_a_processor_counts_what_a_prompt_shows(monkeypatch):
@@ -123,7 +123,7 @@ async def test_hooks_get_the_keywords_that_they_take(monkeypatch):
         seen.append((sample.index, rollout_id, mine))
 
     monkeypatch.setattr("slime.rollout.sample_hooks.load_function", lambda path: hook)
-    args = Namespace(rollout_sample_hook_path=["some.hook"])
+    args = plugin_args(rollout_sample_hook_path=["some.hook"])
     set_current_rollout_id(4)
     made = await apply_rollout_sample_hooks(args, [[Sample(index=0)], Sample(index=1)], mine=2, other=3)
     assert [made[0][0].index, made[1].index] == [0, 1] and seen == [(0, 4, 2), (1, 4, 2)]
@@ -157,7 +157,7 @@ def test_lists_become_tensors_of_the_types_that_a_trainer_reads():
 
 
 def test_routes_of_another_model_are_refused():
-    args = Namespace(num_layers=2, moe_router_topk=3)
+    args = plugin_args(num_layers=2, moe_router_topk=3)
     validate_rollout_routed_experts_for_replay([torch.zeros(4, 2, 3, dtype=torch.int32)], args)
     with pytest.raises(ValueError, match=r"sample 1: torch.int32 \[4, 2, 1\] .* 2 layers, top 3"):
         routes = [torch.zeros(4, 2, size, dtype=torch.int32) for size in (3, 1)]
@@ -257,7 +257,7 @@ def test_an_optimizer_without_moments_takes_adam_s_first_step(bias_correction, a
 
 
 def test_a_schedule_needs_no_more_of_args_than_sizes():
-    args = Namespace(
+    args = plugin_args(
         use_dynamic_batch_size=True, max_tokens_per_gpu=64, micro_batch_size=1, balance_data=True,
         balance_by_flops=True, hidden_size=8, num_attention_heads=2, num_query_groups=2, vocab_size=16,
         ffn_hidden_size=16, num_experts=None, num_layers=1, kv_channels=None,
@@ -271,7 +271,7 @@ def test_a_schedule_needs_no_more_of_args_than_sizes():
 
 
 def test_data_sets_of_an_evaluation_need_no_flags():
-    args = Namespace(rollout_temperature=0.7)
+    args = plugin_args(rollout_temperature=0.7)
     entry = dict(name="aime", path="x.jsonl", rm_type="math", stop=["a"], eval_task_timeout=3)
     (found,) = build_eval_dataset_configs(args, [entry], defaults={"repetition_penalty": 1.1})
     assert (found.temperature, found.repetition_penalty, found.stop, found.top_p) == (0.7, 1.1, ["a"], None)

@@ -1,6 +1,5 @@
 """What becomes of the groups that a rollout leaves unfinished."""
 
-from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from slime.rollout.attempts import flatten
 from slime.rollout.sglang_rollout import _Collection
 from slime.utils.types import EARLIER_TOKENS, Sample
+from tests.run_args import config_with
 
 
 def _group(number, *, finished, split=False):
@@ -33,7 +33,7 @@ def _group(number, *, finished, split=False):
 def test_what_becomes_of_a_group_that_was_still_running(keeps, partial, finished, split, fate):
     account = MagicMock(keeps_finished=keeps)
     flags = {"keep_surplus_groups": True, "mask_offpolicy_in_partial_rollout": False}
-    config = SimpleNamespace(rollout=SimpleNamespace(**flags, partial_rollout=partial))
+    config = config_with(**flags, partial_rollout=partial)
     running = [[Sample(index=number)] for number in (7, 5)]
     now = [_group(number, finished=finished, split=split) for number in (7, 5)]
     _Collection(config, 2, account).settle(running, now)

@@ -6,7 +6,6 @@ What a test measures goes into the report (``--junit-xml``), off which ``benchma
 """
 
 import os
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from slime.rollout.on_policy_distillation import post_process_rewards
 from slime.utils.types import Sample
 from tests.e2e.conftest import Run
 from tests.engines.embedded import make_checkpoint, token_logprobs
+from tests.run_args import plugin_args
 from tests.sglang_cpu.server import sglang_server
 from tests.sglang_cpu.test_runs import ON_CPU
 from tools.convert_hf_to_fp8 import main as convert_to_fp8
@@ -136,7 +136,7 @@ def test_distillation_from_a_teacher_engine(
         flags = [*asked, "--custom-reward-post-process-path", OPD + "post_process_rewards"]
         trained("distillation", Kind(["--use-opd", "--opd-type", "sglang", *flags]), served)
     gap, told = 0.0, samples()
-    post_process_rewards(Namespace(), told)  # the answers were recorded
+    post_process_rewards(plugin_args(), told)  # the answers were recorded
     for sample in told:
         expected = token_logprobs(teacher, sample.tokens)[-sample.response_length :]
         gap = max(gap, *(abs(a - b) for a, b in zip(sample.teacher_log_probs, expected, strict=True)))

@@ -2,7 +2,6 @@
 
 import random
 import threading
-from argparse import Namespace
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import torch.distributed as dist
 from slime.backends.megatron_utils import cp_utils, loss
 from slime.training import parallel
 from slime.training.parallel import ParallelContext
-from tests.run_args import run_args
+from tests.run_args import plugin_args, run_args
 
 CP, DP = 2, 2
 TOKEN_VALUES = ("log_probs", "ref_log_probs", "teacher_log_probs", "values")
@@ -162,7 +161,7 @@ def test_a_token_s_own_reward_needs_no_other_rank_and_few_flags(monkeypatch):
     layout(monkeypatch)
     batch = {"total_lengths": [12], "response_lengths": [7], "rewards": [2.0], "loss_masks": [torch.ones(7)]}
     batch["log_probs"] = cut([torch.zeros(7)], batch)
-    args = Namespace(advantage_estimator="grpo", kl_coef=0.0, use_rollout_logprobs=False)
+    args = plugin_args(advantage_estimator="grpo", kl_coef=0.0, use_rollout_logprobs=False)
     loss.compute_advantages_and_returns(args, batch)
     assert batch["advantages"][0].tolist() == [2.0] * 5 == batch["returns"][0].tolist()
 

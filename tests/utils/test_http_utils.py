@@ -4,7 +4,6 @@ import json
 import pickle
 import socket
 import threading
-from argparse import Namespace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -14,7 +13,7 @@ import pytest
 from slime.utils import http_utils
 from slime.utils.http_utils import HttpStatusError, get, init_http_client, post, share_key_with, stream
 from tests.engines import free_port
-from tests.run_args import run_args
+from tests.run_args import plugin_args, run_args
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -110,14 +109,14 @@ async def test_the_key_goes_to_own_servers_and_call_headers_win(server):
 async def test_requests_to_generate_name_the_adapter_that_is_trained_unless_they_say_otherwise(server):
     root = server.url.removesuffix("/x")
     where = {"sglang_router_ip": "127.0.0.1", "sglang_router_port": urlsplit(root).port}
-    init_http_client(Namespace(**where), adapter="slime")
+    init_http_client(plugin_args(**where), adapter="slime")
     for path in ("/generate", "/v1/completions", "/v1/chat/completions"):
         assert (await post(root + path, {"a": 1}))["body"] == {"lora_path": "slime", "a": 1}
     assert (await post(f"{root}/generate", {"lora_path": None}))["body"] == {"lora_path": None}
     assert (await post(f"{root}/abort_request", {"a": 1}))["body"] == {"a": 1}
-    init_http_client(Namespace(sglang_router_ip="127.0.0.1", sglang_router_port=1), adapter="slime")
+    init_http_client(plugin_args(sglang_router_ip="127.0.0.1", sglang_router_port=1), adapter="slime")
     assert (await post(f"{root}/generate", {"a": 1}))["body"] == {"a": 1}  # a judge's
-    init_http_client(Namespace(**where))
+    init_http_client(plugin_args(**where))
     assert (await post(f"{root}/generate", {"a": 1}))["body"] == {"a": 1}
 
 
@@ -219,7 +218,7 @@ def test_urls_bracket_ipv6():
 
 @pytest.mark.parametrize(("gpus", "per_engine", "engines"), [(8, 2, 4), (0, 1, 1), (2, 4, 1)])
 def test_number_of_engines(gpus, per_engine, engines):
-    args = Namespace(rollout_num_gpus=gpus, rollout_num_gpus_per_engine=per_engine)
+    args = plugin_args(rollout_num_gpus=gpus, rollout_num_gpus_per_engine=per_engine)
     assert http_utils.get_rollout_num_engines(args) == engines
 
 

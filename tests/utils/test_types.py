@@ -1,13 +1,12 @@
 import base64
 import json
-from argparse import Namespace
 
 import numpy as np
 import pytest
 import torch
 
 from slime.utils.types import Sample
-from tests.run_args import run_args
+from tests.run_args import plugin_args, run_args
 
 
 def meta(reason="stop", **more):
@@ -87,7 +86,7 @@ def test_a_refused_call_changes_nothing():
 
 def test_the_end_of_an_answer_can_be_taken_by_itself():
     sample = Sample(tokens=[1, 2], response_length=1)
-    args = Namespace(sglang_speculative_algorithm="EAGLE")
+    args = plugin_args(sglang_speculative_algorithm="EAGLE")
     sample.update_from_meta_info(args, meta("length", spec_verify_ct=2, prompt_tokens=4, cached_tokens=3))
     assert sample.status == Sample.Status.TRUNCATED and sample.weight_versions == ["3"]
     assert sample.spec_info == Sample.SpecInfo(spec_verify_ct=2)

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections import Counter
 
 import httpx
@@ -29,6 +29,7 @@ from tests.engines import free_port
 from tests.forking import ForkedScript, forking
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf
 from tests.page_runs import printed
+from tests.run_args import plugin_args
 
 IDS = [7, 3, 250, 3, 9, 9, 120, 44, 1, 200, 13]
 NEAR = 1e-4
@@ -108,7 +109,7 @@ def test_a_teacher_is_asked_over_http_and_given_other_weights(checkpoints, tmp_p
             engine_s = {"max_new_tokens": 0, "temperature": 0.5}
             body = {"input_ids": IDS, "return_logprob": True, "sampling_params": engine_s}
             sample = Sample(tokens=IDS, response_length=4, reward=client.post("/generate", json=body).json())
-            post_process_rewards(Namespace(), [sample])
+            post_process_rewards(plugin_args(), [sample])
             near(sample.teacher_log_probs, wanted[-4:])
             updated = client.post("/update_weights_from_disk", json={"model_path": checkpoints[1]})
             assert updated.status_code == 200, updated.text
@@ -141,15 +142,11 @@ def wait_ready(client, process, log):
 
 
 def args_with(**values):
-    return configure_megatron_server_args(
-        Namespace(
-            **{
-                **{"load": None, "hf_checkpoint": "model", "vocab_size": 256, "params_dtype": torch.float32},
-                **{"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1},
-                **values,
-            }
-        )
-    )
+    """Flags of a model, as the parser of a run knows them, with the server's."""
+    model = {"load": None, "hf_checkpoint": "model", "vocab_size": 256, "params_dtype": torch.float32}
+    args = plugin_args(**model, tensor_model_parallel_size=1, pipeline_model_parallel_size=1)
+    vars(args).update(values)
+    return configure_megatron_server_args(args)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Parameters one by one, under the original's names and in the order of rows that megatron-core has."""
 
-from argparse import Namespace
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,12 +9,13 @@ from safetensors.torch import save_file
 
 from slime.backends.megatron_utils.hf_to_megatron.common import SafetensorReader
 from tests.each import hold_each
+from tests.run_args import plugin_args
 
 ROOM = "slime.backends.megatron_utils"
-ARGS = Namespace(
+ARGS = plugin_args(
     hidden_size=8, num_attention_heads=4, num_query_groups=2, kv_channels=None, num_layers=2, vocab_size=16
 )
-CONFIG = Namespace(hidden_size=8, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2)
+CONFIG = SimpleNamespace(hidden_size=8, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2)
 LAYER = "module.module.decoder.layers.1"
 # Converter, reader, Megatron's name, rows of its parameter, HF names.
 CASES = [

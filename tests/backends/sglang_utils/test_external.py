@@ -1,7 +1,6 @@
 """What engines of somebody else's are asked before a run has to do with them."""
 
 import logging
-from argparse import Namespace
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from slime.utils.types import EngineEndpoint
 from tests.backends.sglang_utils.test_server_engine import make_config
 from tests.engines import free_port
 from tests.engines.fake import FakeEngine
+from tests.run_args import plugin_args
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_engines_of_others_fill_places_once_they_serve(engine) -> None:
 def test_a_plug_in_is_told_of_engines_in_its_args(engine, caplog) -> None:
     tells(engine, tp_size=4)
     address = f"127.0.0.1:{engine.port}"
-    args = Namespace(rollout_external_engine_addrs=[address, f"http://{address}"], sglang_api_key="k")
+    args = plugin_args(rollout_external_engine_addrs=[address, f"http://{address}"], sglang_api_key="k")
     engine.api_key = "k"
     with caplog.at_level(logging.INFO):
         apply_external_engine_info_to_args(args, logging.getLogger("plug-in"))

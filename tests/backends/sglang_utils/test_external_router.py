@@ -1,7 +1,5 @@
 """A router of somebody else's, and one in front of two halves: real routers, fake engines."""
 
-from argparse import Namespace
-
 import pytest
 
 from slime.backends.sglang_utils.external import start_external_rollout_servers
@@ -10,7 +8,7 @@ from slime.backends.sglang_utils.router import RouterError, RouterProcess, start
 from slime.utils.http_utils import post
 from tests.engines import free_port
 from tests.engines.fake import FakeEngine
-from tests.run_args import config_with
+from tests.run_args import config_with, plugin_args
 
 pytestmark = pytest.mark.slow
 
@@ -105,7 +103,7 @@ async def test_a_request_goes_to_an_engine_that_prefills_and_to_one_that_decodes
 def test_engines_of_others_are_put_behind_a_plug_in_s_router(start, engines, caplog) -> None:
     router, asked = start(), []
     engines[1].answers["server_info"] = {"encoder_only": True}
-    args = Namespace(rollout_external_engine_addrs=[engine.url for engine in engines])
+    args = plugin_args(rollout_external_engine_addrs=[engine.url for engine in engines])
 
     def start_router(args, has_pd_disaggregation):
         asked.append(has_pd_disaggregation)
