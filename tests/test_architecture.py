@@ -9,7 +9,6 @@ import re
 import statistics
 import subprocess
 import sys
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Set
 from functools import cache
 from pathlib import Path
@@ -25,11 +24,61 @@ ROOMS = (
     *("processes", "utils", "config"),
 )
 """From top to bottom: a room imports those below it."""
-READS_OF_ARGS = {
-    **dict(backends=6, rollout=11, ray=10, training=25, utils=15, router=17),
-    **dict(models=5, observability=4),
+TAKES_ARGS = {
+    "rules of the command line, which `parse_args` calls before there is a configuration": (
+        *("slime/ray/asynchronous.py", "slime/ray/session.py", "slime/ray/synchronous.py"),
+    ),
+    "a process of a run is sent args, of which it fills its part of the configuration": (
+        *("slime/backends/fsdp_utils/worker.py", "slime/backends/megatron_utils/worker.py"),
+        *("slime/ray/engine_actor.py", "slime/ray/spawned_engines.py", "slime/ray/train_worker.py"),
+        *("slime/router/router.py", "slime/router/settings.py"),
+    ),
+    "a converter or a teacher is no run: its own flags and those of a model, parsed and filled thin": (
+        *("slime/backends/megatron_utils/convert.py", "slime/backends/megatron_utils/streaming.py"),
+        *("slime/backends/megatron_utils/server/arguments.py",),
+        *("slime/backends/megatron_utils/server/launch.py", "slime/backends/megatron_utils/server/model.py"),
+    ),
+    "a function that a flag or a table names is called as one of a user's: (args, ...)": (
+        *("slime/backends/megatron_utils/layer_spec.py", "slime/backends/megatron_utils/model_on_paper.py"),
+        *("slime/rollout/conversation.py", "slime/rollout/data_source.py", "slime/rollout/forge_load.py"),
+        *("slime/rollout/environment_hosts.py", "slime/rollout/episodes.py"),
+        *("slime/rollout/filter_hub/overlong.py", "slime/rollout/fully_async_rollout.py"),
+        *("slime/rollout/generation.py", "slime/rollout/on_policy_distillation.py"),
+        *("slime/rollout/rejection_sampling.py", "slime/rollout/rm_hub/__init__.py"),
+        *("slime/rollout/sft_rollout.py", "slime/rollout/sglang_rollout.py"),
+        *("slime/rollout/sglang_streaming_rollout.py", "slime/rollout/sleep_rollout.py"),
+        *("slime/rollout/text_generation.py", "slime/training/trainer.py"),
+    ),
+    "rollout functions of users call it with the args that they were called with": (
+        *("slime/observability/logging_utils.py", "slime/observability/metric_utils.py"),
+        *("slime/observability/rollout_metrics.py", "slime/observability/trace_utils.py"),
+        *("slime/rollout/async_worker.py", "slime/rollout/evaluation.py", "slime/rollout/generate_state.py"),
+        *("slime/router/middleware_hub/radix_tree_middleware.py", "slime/utils/http_utils.py"),
+    ),
+    "losses, schedules and workers of users call it with the args that they were called with": (
+        *("slime/training/loss_plugins.py", "slime/training/schedule.py", "slime/utils/data.py"),
+        *("slime/backends/megatron_utils/weight_plugins.py", "slime/backends/sglang_utils/external.py"),
+    ),
 }
-"""How often a room reads a name of ``args``, at most; rooms that are not here never do. It only goes down."""
+"""Who takes the flat ``args``, by the reason; all others take the part of the configuration they need."""
+READS_ARGS = {
+    "slime/ray/asynchronous.py": "rules of the command line read what was parsed",
+    "slime/ray/synchronous.py": "rules of the command line read what was parsed",
+    "slime/ray/spawned_engines.py": "keeps those values that a process unpickles without torch",
+    "slime/backends/megatron_utils/server/__main__.py": "parses flags of its own beside those of a model",
+    "slime/backends/megatron_utils/server/arguments.py": "completes and checks flags of its own parser",
+    "slime/backends/megatron_utils/weight_plugins.py": "a plug-in's args, which may have sizes alone",
+    "slime/backends/sglang_utils/external.py": "a plug-in's args, which it completes",
+    "slime/models/__init__.py": "a schedule's args, which may have sizes alone",
+    "slime/utils/http_utils.py": "a plug-in's args, which may have the address of a router alone",
+    "slime/utils/types.py": "a plug-in's args, which may have none of SGLang's options",
+}
+"""Who reads names off the flat ``args``, and why no part of the configuration can stand for them."""
+NAMESPACES = {
+    "tests/run_args.py": "the factory",
+    "tests/backends/megatron_utils/test_foreign_checkpoint.py": "a checkpoint of Megatron-LM's holds one",
+}
+"""Tests that make a Namespace; all others have it of the factory, which knows the names of the parser."""
 UNAWARE = (
     *("training", "observability", "adapters", "models", "router", "agent", "processes", "weight_sync"),
     *("dashboard", "chaos", "environments"),
@@ -245,31 +294,79 @@ def trainers_are_asked_what_they_can(tree: Tree) -> Iterator[str]:
                     yield f"{path} reads --train-backend"
 
 
-@cache
-def reads_of_args(source: str) -> int:
-    """Counts reads of names of ``args``."""
-    return sum(map(_reads_args, ast.walk(parsed(source)))) if "args" in source else 0
+_UNTYPED = ("", "Any", "object", "Namespace", "argparse.Namespace")
+"""Annotations that name no part of the configuration."""
+_FLAT = re.compile(r"(?:^|\.)(?:_?args|flat)$")
 
 
-def _reads_args(node: ast.AST) -> bool:
-    if isinstance(node, ast.Call):
-        return ast.unparse(node.func) == "getattr" and ast.unparse(node.args[0]).endswith("args")
-    of = node.value if isinstance(node, ast.Attribute) else None
-    return (isinstance(of, ast.Name) and of.id == "args") or (
-        isinstance(of, ast.Attribute) and of.attr in ("args", "_args")
-    )
+def _has_args_of_its_own(path: str) -> bool:
+    """Whether what is called ``args`` there is parsed there: by commands, and by the embedded engine."""
+    room = room_of(module_of(path))
+    return room in (None, "arguments", "config", "cli") or "embedded_engine" in path
 
 
-def args_are_read_less_and_less(tree: Tree) -> Iterator[str]:
-    """In the embedded engine, and in commands, ``args`` are their own."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+def _untyped_args(node: ast.AST) -> bool | None:
+    """Whether a function takes ``args`` without saying which part of it; None if it takes none."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        return None
+    if getattr(node, "name", "") == "__torch_function__":
+        return None
+    taken = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    kinds = [(one.arg, ast.unparse(one.annotation) if one.annotation else "") for one in taken]
+    mine = [kind for name, kind in kinds if name == "args" or kind.endswith("Namespace")]
+    return any(kind in _UNTYPED for kind in mine) if mine else None
+
+
+def args_are_taken_by_contract(tree: Tree) -> Iterator[str]:
+    explained = {path for paths in TAKES_ARGS.values() for path in paths}
     for path, source in tree.items():
-        room = room_of(module_of(path))
-        if room not in (None, "arguments", "config", "cli") and "embedded_engine" not in path:
-            found[str(room)][path] = reads_of_args(source)
-    for room, counts in found.items():
-        if counts.total() > (most := READS_OF_ARGS.get(room, 0)):
-            yield f"{room} reads args {counts.total()} times, wanted {most} at most: {+counts}"
+        if not _has_args_of_its_own(path):
+            takes = any(_untyped_args(node) for node in ast.walk(parsed(source)))
+            if takes != (path in explained):
+                yield f"{path} {'takes args' if takes else 'takes args no more, but TAKES_ARGS has it'}"
+
+
+@cache
+def reads_of_args(source: str) -> tuple[str, ...]:
+    """Every place where a name is read off the flat ``args``, and not off a part that a function names."""
+    return tuple(_reads_below(parsed(source), True))
+
+
+def _reads_below(node: ast.AST, untyped: bool) -> Iterator[str]:
+    own = _untyped_args(node)
+    untyped = untyped if own is None else own
+    for child in ast.iter_child_nodes(node):
+        if _reads_args(child, untyped):
+            yield ast.unparse(child)
+        yield from _reads_below(child, untyped)
+
+
+def _reads_args(node: ast.AST, untyped: bool) -> bool:
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "vars") and node.args:
+        return bool(_FLAT.search(ast.unparse(node.args[0])))
+    of = node.value if isinstance(node, ast.Attribute) else None
+    if isinstance(of, ast.Name):
+        return untyped and of.id == "args"
+    return isinstance(of, ast.Attribute) and bool(_FLAT.fullmatch(of.attr))
+
+
+def names_are_read_off_the_configuration(tree: Tree) -> Iterator[str]:
+    for path, source in tree.items():
+        if not _has_args_of_its_own(path):
+            found = reads_of_args(source)
+            if bool(found) != (path in READS_ARGS):
+                what = f"reads {', '.join(found)}" if found else "reads args no more, but READS_ARGS has it"
+                yield f"{path} {what}"
+
+
+def args_of_tests_are_the_parser_s(tree: Tree) -> Iterator[str]:
+    """A Namespace of a test's own may have names that no run has, or lack those that it needs by now."""
+    for path, source in tree.items():
+        if path.startswith("tests/") and "Namespace(" in source:
+            made = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.Call)]
+            calls = [ast.unparse(node.func).removeprefix("argparse.") for node in made]
+            if "Namespace" in calls and path not in NAMESPACES:
+                yield f"{path} makes args by hand (wanted: run_args or plugin_args of tests/run_args.py)"
 
 
 def unaware_rooms_know_no_flags(tree: Tree) -> Iterator[str]:
@@ -333,7 +430,8 @@ RULES = (
     imports_of_gpu_packages_are_late,
     closures_are_small,
     trainers_are_asked_what_they_can,
-    args_are_read_less_and_less,
+    args_are_taken_by_contract,
+    names_are_read_off_the_configuration,
     unaware_rooms_know_no_flags,
     files_are_short,
     docstrings_can_be_read_alone,
@@ -354,6 +452,7 @@ def test_scripts_pages_and_helpers_of_tests_speak_as_the_house_does() -> None:
     sources = {path: text for path, text in everything.items() if path.endswith(".py")}
     assert len(sources) > 300 and list(docstrings_can_be_read_alone(sources)) == []
     assert len(everything) > 1000 and list(words_are_the_field_s(everything)) == []
+    assert list(args_of_tests_are_the_parser_s(sources)) == []
 
 
 @pytest.mark.parametrize(
@@ -389,8 +488,16 @@ def test_scripts_pages_and_helpers_of_tests_speak_as_the_house_does() -> None:
             "if TYPE_CHECKING:\n    from slime.config.run import RunConfig",
         ),
         (trainers_are_asked_what_they_can, "slime/ray/new.py", "def f(a):\n    return a.train_backend"),
-        (args_are_read_less_and_less, "slime/processes/new.py", "def f(args):\n    return args.lr"),
-        (args_are_read_less_and_less, "slime/agent/new.py", "def f(s):\n    return getattr(s._args, 'lr')"),
+        (args_are_taken_by_contract, "slime/processes/new.py", "def f(args):\n    return g(args)"),
+        (args_are_taken_by_contract, "slime/processes/new.py", "def f(args: Any):\n    return g(args)"),
+        (args_are_taken_by_contract, "slime/processes/new.py", "def f(a: Namespace):\n    return g(a)"),
+        (args_are_taken_by_contract, "slime/rollout/sft_rollout.py", "def f(args: RolloutConfig): ..."),
+        (names_are_read_off_the_configuration, "slime/agent/new.py", "def f(args):\n    return args.lr"),
+        (names_are_read_off_the_configuration, "slime/agent/new.py", "x = getattr(self._args, 'lr')"),
+        (names_are_read_off_the_configuration, "slime/agent/new.py", "x = config.flat.lr"),
+        (names_are_read_off_the_configuration, "slime/agent/new.py", "x = vars(config.flat)['lr']"),
+        (names_are_read_off_the_configuration, "slime/utils/types.py", "x = 1"),
+        (args_of_tests_are_the_parser_s, "tests/test_new.py", "args = argparse.Namespace(lr=1)"),
         (unaware_rooms_know_no_flags, "slime/training/new.py", "from slime.arguments import parse_args"),
         (files_are_short, "slime/utils/new.py", "\n" * 351),
         (docstrings_can_be_read_alone, "slime/utils/new.py", 'def f():\n    """Of a list."""'),

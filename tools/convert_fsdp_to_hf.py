@@ -6,7 +6,6 @@ The shards of all ranks are merged on this machine's host memory; no GPU and no 
 """
 
 import argparse
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from slime.backends.fsdp_utils.named_tensors import named_tensors
 from slime.backends.fsdp_utils.value_head import is_of_value_head
 from slime.models.hf_config import HfConfig
 from slime.training.checkpoint_dir import MARKER, find_checkpoint
-from slime.training.hf_export import save_hf_model_to_path
+from slime.training.hf_export import ExportBase, save_hf_model_to_path
 from slime.utils import safe_checkpoint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -42,8 +41,7 @@ def merge(source: Path, target: Path, origin: Path, dtype: torch.dtype, trust_re
         raise ValueError(f"{source}: is a critic's (wanted: an actor's, that is a language model)")
     model = empty_model(origin, trust_remote_code)
     dcp.load({name: tensor.detach() for name, tensor in named_tensors(model)}, checkpoint_id=source / "model")
-    args = Namespace(hf_checkpoint=str(origin), params_dtype=dtype, actor_num_gpus_per_node=1)
-    save_hf_model_to_path(args, target, FsdpHfTensors(model, dtype))
+    save_hf_model_to_path(ExportBase(origin, dtype), target, FsdpHfTensors(model, dtype))
 
 
 def _is_of_critic(weights: Path) -> bool:

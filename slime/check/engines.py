@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from slime.check.activations import longest_sample
 from slime.check.parameters import Kind, whole_model
 from slime.config.memory import MemoryConfig
+from slime.config.run import options_of
 from slime.config.served_models import PLACEHOLDER, ServedModelConfig, ServerGroupConfig
 from slime.models import FAMILIES, read_shape
 from slime.models.checkpoint.quantization import read_quantization
@@ -75,9 +76,7 @@ def _needs(
     gpu_bytes: int,
     whole: Mapping[Kind, int],
 ) -> EngineNeeds:
-    given = {
-        name.removeprefix("sglang_"): value for name, value in vars(config.flat).items()
-    } | group.overrides
+    given = options_of(config, "sglang_") | group.overrides
     size = _SIZES.get(str(given.get("dtype")), 2)
     kept = 1 if str(given.get("kv_cache_dtype")).startswith("fp8") else size
     stages = int(given.get("pp_size") or 1)

@@ -1,5 +1,6 @@
 """The slice of the trainers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,8 @@ class BackendConfig(OptimizationConfig):
     """What the trainers read to build, load, train and save a model.
 
     Attributes:
-        flat: ``args``, for hooks of users and for megatron-core's own dataclasses, which are filled by name.
+        others: what no group of this slice states, fields of megatron-core's own dataclasses among it.
+        flat: ``args``, for hooks of users.
     """
 
     trainer: TrainerConfig
@@ -51,4 +53,5 @@ class BackendConfig(OptimizationConfig):
     loss: LossConfig
     off_policy: OffPolicyConfig
     hooks: HookConfig
+    others: Mapping[str, Any]
     flat: Any

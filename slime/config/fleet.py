@@ -1,6 +1,7 @@
 """The slice of the processes that generate: engines and routers, and where they run."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from slime.config.cluster import FaultToleranceConfig
 from slime.config.critic import CriticConfig
@@ -14,7 +15,11 @@ from slime.config.slime_router import SlimeRouterConfig
 
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig(ServerConfig):
-    """What says which engines and routers there are, where they run, and what is asked of them."""
+    """What says which engines and routers there are, where they run, and what is asked of them.
+
+    Attributes:
+        flat: ``args``, which other processes fill their part of the configuration from.
+    """
 
     engines: EngineConfig
     fault_tolerance: FaultToleranceConfig
@@ -23,3 +28,4 @@ class FleetConfig(ServerConfig):
     model: ModelConfig
     critic: CriticConfig
     debug: DebugConfig
+    flat: Any

@@ -1,5 +1,6 @@
 """The slice of a run on paper."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,8 @@ class MemoryConfig(HostConfig):
     """What says what GPUs and hosts of a run hold.
 
     Attributes:
-        flat: ``args``, for options of SGLang's own parser and for the trainer, which makes the model of them.
+        others: what no group of this slice states, options of SGLang's own parser among it.
+        flat: ``args``, which the critic's configuration and the trainer's are filled from.
     """
 
     model: ModelConfig
@@ -49,4 +51,5 @@ class MemoryConfig(HostConfig):
     hf_checkpoint: HfCheckpointConfig
     debug: DebugConfig
     check: CheckConfig
+    others: Mapping[str, Any]
     flat: Any

@@ -1,5 +1,6 @@
 """The slice of metrics and recordings."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,8 @@ class MetricsConfig:
     """What says which metrics there are, and where they go.
 
     Attributes:
-        flat: the run's ``args``, for hooks of users and for options of SGLang's own parser.
+        others: what no group of this slice states, options of SGLang's own parser among it.
+        flat: the run's ``args``, for hooks of users.
     """
 
     tracking: TrackingConfig
@@ -33,4 +35,5 @@ class MetricsConfig:
     advantages: AdvantageConfig
     checkpoints: CheckpointConfig
     cluster: ClusterConfig
+    others: Mapping[str, Any]
     flat: Any

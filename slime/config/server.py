@@ -1,5 +1,6 @@
 """The slice of one engine's server."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ class ServerConfig:
     """What says how an engine's server is started.
 
     Attributes:
-        flat: ``args``, for options of the servers' own parsers.
+        others: what no group of this slice states, options of the servers' own parsers among it.
     """
 
     cluster: ClusterConfig
@@ -31,4 +32,4 @@ class ServerConfig:
     trainer: TrainerConfig
     router: RouterConfig
     weight_sync: WeightSyncConfig
-    flat: Any
+    others: Mapping[str, Any]

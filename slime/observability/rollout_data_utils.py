@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from slime.utils.engine_meta import RoutedShape
 from slime.utils.numpy_data import load_plain
 from slime.utils.plain_file import NotPlainError, place, reason, write_plain
 from slime.utils.types import Sample, name_samples
@@ -111,7 +112,9 @@ def tensorize_rollout_data_for_training(rollout_data: dict[str, Any]) -> None:
         rollout_data["rollout_mask_sums"] = torch.as_tensor(sums, dtype=torch.float32)
 
 
-def validate_rollout_routed_experts_for_replay(routed_experts: Sequence[torch.Tensor], args: Any) -> None:
+def validate_rollout_routed_experts_for_replay(
+    routed_experts: Sequence[torch.Tensor], args: RoutedShape
+) -> None:
     """Raises ValueError unless each sample has [tokens - 1, layers, top k] integers."""
     layers, top_k = args.num_layers, args.moe_router_topk
     for number, routes in enumerate(routed_experts):

@@ -201,7 +201,7 @@ def _rewards_by_group(samples: Sequence[Sample], rewards: Sequence[Any]) -> dict
 
 
 def _speculation_metrics(config: MetricsConfig, samples: Sequence[Sample]) -> dict[str, float]:
-    if not getattr(config.flat, "sglang_speculative_algorithm", None):
+    if not config.others.get("sglang_speculative_algorithm"):
         return {}
     accepted = sum(sample.spec_info.spec_accept_token_num for sample in samples)
     drafted = sum(sample.spec_info.spec_draft_token_num for sample in samples)

@@ -20,6 +20,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime.config.debug import DebugConfig
+from slime.config.run import filled
 from slime.utils.types import Sample
 
 TRACE_VERSION = 1
@@ -93,7 +95,7 @@ def trace_span(
 
 def span_of(args: object, target: Sample | Sequence[Sample], name: str) -> AbstractContextManager[Span]:
     """Opens a span of one sample, or of several, if ``--trace`` asks for it; else one that nobody keeps."""
-    if getattr(args, "trace", None) is None:  # plug-ins bring args of their own
+    if filled(DebugConfig, args, thin=True).trace is None:  # plug-ins bring args of their own
         return nullcontext(Span())
     return trace_span(target if isinstance(target, Sample) else list(target), name)
 

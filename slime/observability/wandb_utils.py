@@ -3,13 +3,13 @@
 import json
 import os
 import secrets
-from argparse import Namespace
 from collections.abc import Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from slime.config.metrics import MetricsConfig
+from slime.config.run import values_of
 from slime.observability.metric_utils import plotted_step
 from slime.utils.redaction import HIDDEN, is_secret, without_secrets
 
@@ -57,7 +57,7 @@ class WandbSink:
             id=run_id,
             resume="allow" if run_id else None,
             mode=mode,
-            config=loggable_args(config.flat),
+            config=loggable_values(values_of(config)),
         )
         self.run_id = self._run.id
         if mode != "disabled":
@@ -103,9 +103,9 @@ def _group_name(config: MetricsConfig, earlier: str | None) -> str | None:
     return f"{group}_{secrets.token_hex(3)}"
 
 
-def loggable_args(args: Namespace) -> dict[str, Any]:
+def loggable_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The flags without secrets: no keys, of environments only the names, of addresses no user and query."""
-    return {name: _shown(name, value) for name, value in vars(args).items() if not is_secret(name)}
+    return {name: _shown(name, value) for name, value in values.items() if not is_secret(name)}
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -41,6 +41,7 @@ class EngineActor:
         part: which part of an engine over ``parts`` nodes.
         base_gpu_id: the first GPU, as Ray calls it.
         meeting_point: where the parts find each other, as part 0 says.
+        engine: which server, a key of `ENGINES`.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class EngineActor:
         part: int = 0,
         parts: int = 1,
         meeting_point: str | None = None,
+        *,
+        engine: str,
     ) -> None:
-        config, kind = filled(ServerConfig, args), ENGINES[args.rollout_engine]
+        config, kind = filled(ServerConfig, args), ENGINES[engine]
         # Ports of neighbours on a node start far apart, or two engines could pick the same one.
         port = find_available_port(first_port(*PORTS) + 40 * rank)
         host = node_host()

@@ -11,6 +11,7 @@ from itertools import cycle, islice
 
 from slime.backends.sglang_utils.client import EngineClient
 from slime.config.fleet import FleetConfig
+from slime.config.run import options_of
 from slime.config.served_models import ServerGroupConfig
 from slime.config.trainers import trainer_of
 from slime.models.checkpoint.quantization import KEYS
@@ -68,7 +69,7 @@ def _groups(config: FleetConfig) -> list[ServerGroupConfig | None]:
 
 
 def _option(config: FleetConfig, group: ServerGroupConfig | None, name: str) -> object:
-    given = getattr(config.flat, f"sglang_{name}", None)
+    given = options_of(config, "sglang_").get(name)
     return group.overrides.get(name, given) if group else given
 
 

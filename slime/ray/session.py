@@ -13,8 +13,9 @@ from pathlib import Path
 from slime.arguments import UsageError, parse_args
 from slime.arguments.core.group import Rule
 from slime.arguments.core.runtime_context import with_context
+from slime.config.check import CheckConfig
 from slime.config.checkpoints import CheckpointConfig
-from slime.config.run import RunConfig, run_config
+from slime.config.run import RunConfig, filled, run_config
 from slime.observability import phases
 from slime.observability.startup import reached
 from slime.processes.exclusive import DirectoryUnusable, exclusive
@@ -60,7 +61,8 @@ def main(
         raise
     for note in notes(args):
         print(f"note: {note}", file=sys.stderr)
-    if args.check:
+    config = run_config(args)
+    if config.check.check:
         phases.end()
         raise SystemExit(_fits(misfits))
     reached("arguments checked")
@@ -68,7 +70,7 @@ def main(
     phases.reached("flags are in order", then=f"joining Ray at {address}" if address else "starting Ray")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        status = _run(run_config(args), loop, lambda: _keep_record(args, words))
+        status = _run(config, loop, lambda: _keep_record(args, words))
     except SystemExit as exit_:
         status = exit_status(exit_)
     _leave(status)
@@ -79,7 +81,7 @@ def _shown_if_checked(args: Namespace) -> Sequence[str]:
 
     Also where data is missing it says what the run would need.
     """
-    if not args.check:
+    if not filled(CheckConfig, args).check:
         return ()
     from slime.check import page, report
 

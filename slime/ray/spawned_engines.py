@@ -119,6 +119,7 @@ class SpawnedEngines:
                 base_gpu_id=self._slots.gpu_ids[slot],
                 part=part,
                 parts=parts,
+                engine=self._config.engines.rollout_engine,
                 **options,
             )
         )

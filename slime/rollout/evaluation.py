@@ -39,7 +39,7 @@ async def eval_rollout(args: Any, rollout_id: int) -> RolloutFnEvalOutput:
     set_current_rollout_id(rollout_id)
     GenerateState(args).reset()
     try:
-        async with asyncio.timeout(args.rollout_timeout):
+        async with asyncio.timeout(config.cluster.rollout_timeout):
             results = await gather_or_cancel(
                 eval_rollout_single_dataset(args, rollout_id, one) for one in config.evaluation.eval_datasets
             )

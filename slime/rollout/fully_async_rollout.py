@@ -10,6 +10,7 @@ group may be.
 import asyncio
 from typing import Any
 
+from slime.config.cluster import ClusterConfig
 from slime.config.generation import GenerationConfig
 from slime.config.run import filled
 from slime.rollout.async_worker import AsyncRolloutWorker
@@ -71,7 +72,7 @@ async def _collect(args: Any, rollout_id: int, worker: AsyncRolloutWorker) -> Ro
     GenerateState(args).reset()
     set_current_rollout_id(rollout_id)
     config = worker.config
-    deadline = asyncio.timeout(args.rollout_timeout)
+    deadline = asyncio.timeout(filled(ClusterConfig, args).rollout_timeout)
     try:
         async with deadline:
             groups = await worker.collect(rollout_id, config.batches.rollout_batch_size)

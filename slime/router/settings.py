@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from slime.config.cluster import FaultToleranceConfig
+from slime.config.router import RouterConfig
+from slime.config.run import filled
+from slime.config.slime_router import SlimeRouterConfig
 from slime.utils.http_utils import get_rollout_num_engines
 
 
@@ -34,16 +38,20 @@ class RouterSettings:
     @staticmethod
     def of(args: Any) -> "RouterSettings":
         """Returns the settings of a run's ``args``."""
+        router, own = filled(RouterConfig, args, thin=True), filled(SlimeRouterConfig, args, thin=True)
+        checks = filled(FaultToleranceConfig, args, thin=True)
+        host, port = router.sglang_router_ip, router.sglang_router_port
+        assert host is not None and port is not None  # both are known before a router starts
         return RouterSettings(
-            host=args.sglang_router_ip,
-            port=args.sglang_router_port,
-            api_key=args.sglang_api_key,
-            timeout=args.slime_router_timeout,
-            max_connections=args.slime_router_max_connections
-            or args.sglang_server_concurrency * get_rollout_num_engines(args),
-            check_interval=args.rollout_health_check_interval,
-            check_timeout=args.rollout_health_check_timeout,
-            failure_threshold=args.slime_router_health_check_failure_threshold,
-            processes=args.slime_router_processes,
-            middleware_paths=tuple(args.slime_router_middleware_paths),
+            host=host,
+            port=port,
+            api_key=router.sglang_api_key,
+            timeout=own.slime_router_timeout,
+            max_connections=own.slime_router_max_connections
+            or router.sglang_server_concurrency * get_rollout_num_engines(args),
+            check_interval=checks.rollout_health_check_interval,
+            check_timeout=checks.rollout_health_check_timeout,
+            failure_threshold=own.slime_router_health_check_failure_threshold,
+            processes=own.slime_router_processes,
+            middleware_paths=tuple(own.slime_router_middleware_paths),
         )

@@ -2,14 +2,15 @@
 
 import json
 import shutil
-from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from slime.config.backend import BackendConfig
 from slime.models.checkpoint.passthrough import passthrough_names
 from slime.models.checkpoint.quantization import KEYS
 from slime.models.checkpoint.safetensors_file import SafetensorFile, Spec, nbytes
@@ -31,37 +32,58 @@ _INDEX = "model.safetensors.index.json"
 _WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth")
 
 
+@dataclass(frozen=True)
+class ExportBase:
+    """What an export takes over, and how it is written.
+
+    Attributes:
+        source: directory of the checkpoint that training began with.
+        dtype: number format of the weights.
+        ranks_per_node: the first of so many ranks writes; None for the first of all.
+    """
+
+    source: Path
+    dtype: torch.dtype
+    ranks_per_node: int | None = None
+
+    @staticmethod
+    def of(config: BackendConfig) -> "ExportBase":
+        """Returns what the exports of a run are based on."""
+        source = Path(config.hf_checkpoint.hf_checkpoint)
+        return ExportBase(source, config.precision.params_dtype, config.cluster.actor_num_gpus_per_node)
+
+
 def save_hf_model_to_path(
-    args: Namespace,
+    base: ExportBase,
     path: str | Path,
     weights: Weights,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Writes config, tokenizer and weights to the directory ``path``. Called on every rank.
 
-    Tensors of ``--hf-checkpoint`` that are not trained, as those of a tower for images, are carried over.
+    Tensors of the base that are not trained, as those of a tower for images, are carried over.
 
     The files are written beside ``path`` first and moved there when all are complete. Weights that an earlier
     export left in ``path`` are removed, other files of that name replaced.
 
     Raises:
-        ValueError: ``path`` is ``--hf-checkpoint``, which an export must not overwrite.
+        ValueError: ``path`` is the base itself, which an export must not overwrite.
         CheckpointError: a rank could not write; all raise it, and what was written is removed.
     """
-    target, source = Path(path), Path(args.hf_checkpoint)
+    target, source = Path(path), base.source
     if target.resolve() == source.resolve():
         raise ValueError(f"--save-hf {path}: is --hf-checkpoint itself (wanted: another directory)")
     partial = target.with_name(f".{target.name}.partial")
 
     def complete(shards: list[dict[str, int]]) -> None:
-        shards += _write_kept(source, partial, shards, shard_bytes, args.params_dtype)
+        shards += _write_kept(source, partial, shards, shard_bytes, base.dtype)
         _name_shards(partial, shards)
-        _copy_assets(source, partial, args.params_dtype)
+        _copy_assets(source, partial, base.dtype)
         _publish(partial, target)
 
     with explained(path, "written", "space there, and leave to write"), _removed_if_it_fails(partial):
         on_first_rank(lambda: fresh_directory(partial))
-        shards = _write_shards(partial, weights, shard_bytes, _writers(args))
+        shards = _write_shards(partial, weights, shard_bytes, _writers(base.ranks_per_node))
         on_first_rank(lambda: complete(shards))
 
 
@@ -75,10 +97,9 @@ def _removed_if_it_fails(partial: Path) -> Iterator[None]:
         raise
 
 
-def _writers(args: Namespace) -> list[int]:
+def _writers(ranks_per_node: int | None) -> list[int]:
     """The first rank of each node."""
-    per_node = getattr(args, "actor_num_gpus_per_node", None) or dist.get_world_size()
-    return list(range(0, dist.get_world_size(), per_node))
+    return list(range(0, dist.get_world_size(), ranks_per_node or dist.get_world_size()))
 
 
 def _shard_name(number: int, count: int) -> str:

@@ -53,13 +53,13 @@ def _megatron(rank, runs):
     from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
-    from slime.training.hf_export import save_hf_model_to_path
+    from slime.training.hf_export import ExportBase, save_hf_model_to_path
 
     init(run_config(runs[0][0]))
     for args, target in runs:
         model = get_model(run_config(args))
         load_hf_weights(args, model, args.hf_checkpoint)
-        save_hf_model_to_path(args, target, HfWeights(args, model))
+        save_hf_model_to_path(ExportBase.of(run_config(args)), target, HfWeights(args, model))
 
 
 def test_megatron_trains_and_exports_the_dequantised_weights(quantized, tmp_path):

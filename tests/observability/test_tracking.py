@@ -11,7 +11,7 @@ from slime.config.run import run_config
 from slime.observability.console import ConsoleSink
 from slime.observability.jsonl import read_metrics
 from slime.observability.tracking import Tracker, init_tracking, metrics_path
-from slime.observability.wandb_utils import loggable_args
+from slime.observability.wandb_utils import loggable_values
 from tests.run_args import with_groups
 
 
@@ -174,7 +174,7 @@ def test_trackers_get_no_secrets(tmp_path):
         eval_interval=5,
         input_key="prompt",
     )
-    shown = loggable_args(args)
+    shown = loggable_values(vars(args))
     assert "'K" not in str(shown) and "=K" not in str(shown) and ":K" not in str(shown)
     assert shown["judges"] == ["http://***@judge:8000", ["second=http://***@b?***", 2]]
     assert shown["own_config"]["judge"] == {"api_key": "***", "password": "***", "size": 1}

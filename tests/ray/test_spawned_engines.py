@@ -94,7 +94,7 @@ def test_each_engine_is_kept_beside_its_first_gpu(
     offsets: list[int | None],
 ) -> None:
     shape = EngineShape(2, "regular", {"dtype": "bfloat16"})
-    config = config_with(colocate=colocate)
+    config = config_with(colocate=colocate, rollout_engine="sglang")
     slots: Any = Slots()
     source = SpawnedEngines(config, slots, shape, first_slot, trainer_gpus)
     assert len(source) == 2
@@ -110,6 +110,7 @@ def test_each_engine_is_kept_beside_its_first_gpu(
             "base_gpu_id": 4 + 2 * place,
             "part": 0,
             "parts": 1,
+            "engine": "sglang",
         }
         for place in range(2)
     ]

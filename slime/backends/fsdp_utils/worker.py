@@ -31,7 +31,7 @@ from slime.training.adapter_export import save_peft
 from slime.training.backend import Head, Outputs, Start
 from slime.training.checkpoint_dir import MARKER, find_checkpoint, saved_version
 from slime.training.finite import require_finite
-from slime.training.hf_export import save_hf_model_to_path
+from slime.training.hf_export import ExportBase, save_hf_model_to_path
 from slime.training.losses.reducers import LossFunction
 from slime.training.memory import TrainerMemory
 from slime.training.micro_batches import DataIterator
@@ -164,7 +164,7 @@ class FSDPBackend:
     def save_hf(self, path: str) -> None:
         config = self._config.lora
         if not self.state.adapts or config.lora_save_merged:
-            save_hf_model_to_path(self._config.flat, path, self.weights())
+            save_hf_model_to_path(ExportBase.of(self._config), path, self.weights())
         if self.state.adapts:
             target = Path(path, "adapter") if config.lora_save_merged else Path(path)
             names = [info.name for info in self.weights(BASE).manifest()]

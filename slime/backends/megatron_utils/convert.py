@@ -24,6 +24,7 @@ from slime.backends.megatron_utils.step import TrainState
 from slime.backends.megatron_utils.streaming import HfSource, StoredHfWeights, StreamedSave, empty_model
 from slime.backends.megatron_utils.value_head import without_foreign_head
 from slime.config.backend import BackendConfig
+from slime.config.hf_checkpoint import HfCheckpointConfig
 from slime.config.model import ModelConfig
 from slime.config.mtp import MtpConfig
 from slime.config.run import filled
@@ -31,7 +32,7 @@ from slime.models import family_of
 from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.mtp import trained_mtp_layers
 from slime.training.checkpoint_dir import RELEASE, find_checkpoint, fresh_directory, on_first_rank, publish
-from slime.training.hf_export import save_hf_model_to_path
+from slime.training.hf_export import ExportBase, save_hf_model_to_path
 from slime.utils.accelerator import process_group_backend
 
 _M_MMAP_THRESHOLD = -3  # of malloc.h
@@ -44,7 +45,7 @@ def write_torch_dist(args: Namespace, root: str | Path) -> Path:
     """
     state = _model(args)
     final, temporary = Path(root) / RELEASE, Path(root) / f"{RELEASE}.tmp"
-    with WeightsReader(args.hf_checkpoint) as reader:
+    with WeightsReader(filled(HfCheckpointConfig, args).hf_checkpoint) as reader:
         config = filled(ModelConfig, args)
         _require_whole(config, trained_mtp_layers(filled(MtpConfig, args)), reader)
         source = HfSource(config, state.model, reader)
@@ -62,7 +63,8 @@ def write_hf(args: Namespace, source: str | Path, target: str | Path, shard_byte
     state = _model(args)
     stored = without_foreign_head(model_state(state, layer_naming(source)), source)
     weights = StoredHfWeights(filled(ModelConfig, args), state.model, stored, source)
-    save_hf_model_to_path(args, target, weights, shard_bytes)
+    base = ExportBase.of(filled(BackendConfig, args, thin=True))
+    save_hf_model_to_path(base, target, weights, shard_bytes)
 
 
 def _require_whole(config: ModelConfig, mtp_layers: int, reader: WeightsReader) -> None:

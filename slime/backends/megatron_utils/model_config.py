@@ -12,6 +12,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from slime.config.backend import BackendConfig
 from slime.config.experts import ExpertConfig
 from slime.config.model import ModelConfig
+from slime.config.run import values_of
 
 # What the families have in common.
 _ARCHITECTURE: dict[str, Any] = {
@@ -57,13 +58,13 @@ def transformer_config(config: BackendConfig) -> TransformerConfig:
     Every TransformerConfig field that the command line holds a value for is taken over; what the supported
     architectures and packed batches demand comes last.
     """
-    values = {}
+    given, values = values_of(config), {}
     has_experts = bool(config.model.num_experts)
     kind = MLATransformerConfig if config.model.kv_lora_rank is not None else TransformerConfig
     for name in (f.name for f in fields(kind) if f.init):
         if not has_experts and (name == "num_moe_experts" or name.startswith("moe_")):
             continue  # megatron-core refuses a dense model with their sizes
-        value = getattr(config.flat, _FLAG_OF.get(name, name), None)
+        value = given.get(_FLAG_OF.get(name, name))
         if value is not None:
             values[name] = value
     dtype = config.precision.params_dtype

@@ -21,12 +21,13 @@ from slime.backends.megatron_utils.update_rules import Adam, Sgd, StatelessAdam,
 from slime.config.backend import BackendConfig
 from slime.config.optimization import OptimizationConfig
 from slime.config.precision import PrecisionConfig
+from slime.config.run import values_of
 from slime.training.optimizer_schedule import schedule_settings
 
 
 def ddp_config(config: BackendConfig) -> DistributedDataParallelConfig:
     """Gradient buffers and their reduction."""
-    values = _fields_from_args(DistributedDataParallelConfig, config.flat)
+    values = _stated_fields(DistributedDataParallelConfig, config)
     values.update(
         use_distributed_optimizer=True,
         grad_reduce_in_fp32=_reduces_in_float32(config.precision),
@@ -54,7 +55,7 @@ _FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def optimizer_config(config: BackendConfig) -> OptimizerConfig:
-    values = _fields_from_args(OptimizerConfig, config.flat)
+    values = _stated_fields(OptimizerConfig, config)
     for name in _OURS:
         values.pop(name, None)
     values.update(
@@ -67,10 +68,11 @@ def optimizer_config(config: BackendConfig) -> OptimizerConfig:
     return OptimizerConfig(**values)
 
 
-def _fields_from_args(config_class: type, args: Any) -> dict[str, Any]:
-    """What ``args`` says of a dataclass of megatron-core's, not all of whose fields are flags."""
+def _stated_fields(config_class: type, config: BackendConfig) -> dict[str, Any]:
+    """The fields of a dataclass of megatron-core's that are flags, and have a value."""
+    given = values_of(config)
     names = [field.name for field in fields(config_class) if field.init]
-    return {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
+    return {name: given[name] for name in names if given.get(name) is not None}
 
 
 def build_optimizer(config: BackendConfig, model: Sequence[torch.nn.Module]) -> MegatronOptimizer:

@@ -36,7 +36,7 @@ from slime.training.adapter_export import save_peft
 from slime.training.backend import Head, Outputs, Start
 from slime.training.checkpoint_dir import find_checkpoint, saved_version
 from slime.training.finite import require_finite
-from slime.training.hf_export import save_hf_model_to_path
+from slime.training.hf_export import ExportBase, save_hf_model_to_path
 from slime.training.losses.reducers import LossFunction
 from slime.training.memory import TrainerMemory
 from slime.training.micro_batches import DataIterator
@@ -207,7 +207,7 @@ class MegatronBackend:
 
     def save_hf(self, path: str) -> None:
         if not self.state.adapts or self._lora.lora_save_merged:
-            save_hf_model_to_path(self._config.flat, path, self.weights())
+            save_hf_model_to_path(ExportBase.of(self._config), path, self.weights())
         if self.state.adapts:
             target = Path(path, "adapter") if self._lora.lora_save_merged else Path(path)
             names = family_of(self._model_config.model_type).weights.hf_names(self._model_config)

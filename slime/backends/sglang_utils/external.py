@@ -227,7 +227,7 @@ def _asked_for(config: FleetConfig) -> dict[str, Any]:
     engine = ENGINES[config.engines.rollout_engine](config, nowhere, "")
     values = {key: value for key, value in engine.preferences().items() if key == "dtype"}
     for dest, action in parser_actions(engine.parser()).items():
-        value = getattr(config.flat, f"sglang_{dest}", None)
+        value = engine.options.get(dest)
         if value is not None and value != action.default:
             values[dest] = value
     decided = {*engine.settings(), "model_path", *_THEIR_OWN}

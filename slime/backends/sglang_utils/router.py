@@ -26,6 +26,7 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
 from slime.config.fleet import FleetConfig
+from slime.config.run import options_of, values_of
 from slime.processes.child import ManagedProcess
 from slime.processes.secret_options import hide_options
 from slime.utils.addresses import http_url
@@ -227,9 +228,8 @@ def router_command(
     parser = argparse.ArgumentParser("sglang_router.launch_router")
     RouterArgs.add_cli_args(parser)
     actions = parser_actions(parser)
-    values = {
-        dest: value for dest in actions if (value := getattr(config.flat, f"router_{dest}", None)) is not None
-    }
+    given = options_of(config, "router_")
+    values = {dest: value for dest in actions if (value := given.get(dest)) is not None}
     changed = {dest for dest, value in values.items() if value != actions[dest].default}
     values |= _defaults_for_training(config, changed)
     values = {"prometheus_port": prometheus_port, "prometheus_host": host} | values
@@ -266,7 +266,7 @@ def slime_router_command(
 
     The file has all of ``args`` that JSON can say: middleware of users' may read any of it.
     """
-    values = {name: value for name, value in vars(config.flat).items() if _is_plain(value)}
+    values = {name: value for name, value in values_of(config).items() if _is_plain(value)}
     place = {"sglang_router_ip": host, "sglang_router_port": port, "sglang_api_key": api_key}
     args_path.parent.mkdir(parents=True, exist_ok=True)
     args_path.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
+from slime.config.run import options_of
 from slime.processes.child import ManagedProcess
 from slime.processes.secret_options import hide_options
 from slime.utils.addresses import http_url, is_loopback
@@ -149,7 +150,12 @@ class ServerEngine(ABC):
         )
 
     def _pipeline_stages(self) -> int:
-        return self.overrides.get("pp_size") or getattr(self.config.flat, "sglang_pp_size", None) or 1
+        return self.overrides.get("pp_size") or self.options.get("pp_size") or 1
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """The values of ``--sglang-*``, under the names that the server's parser has for them."""
+        return options_of(self.config, "sglang_")
 
     def preferences(self) -> dict[str, Any]:
         """Option values for what ``args.sglang_*`` leaves at the server's default."""
@@ -166,7 +172,7 @@ class ServerEngine(ABC):
         parser = self.parser()
         values = self.preferences()
         for dest, action in parser_actions(parser).items():
-            value = getattr(self.config.flat, f"sglang_{dest}", None)
+            value = self.options.get(dest)
             if value is not None and (value != action.default or dest not in values):
                 values[dest] = value
         values |= self.overrides | self.settings()

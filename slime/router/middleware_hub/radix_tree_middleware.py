@@ -17,6 +17,10 @@ import orjson
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from slime.config.hf_checkpoint import HfCheckpointConfig
+from slime.config.router import RouterConfig
+from slime.config.run import filled
+from slime.config.slime_router import SlimeRouterConfig
 from slime.router.middleware_hub.radix_tree import StringRadixTrie
 from slime.router.middleware_hub.token_runs import TokenRun, joined
 from slime.utils.addresses import http_url
@@ -40,9 +44,11 @@ class RadixTreeMiddleware:
 
     def __init__(self, app: ASGIApp, *, router: Any) -> None:
         self.app, self.router = app, router
-        self.tokenizer = load_tokenizer(router.args.hf_checkpoint, router.args.trust_remote_code)
+        model = filled(HfCheckpointConfig, router.args, thin=True)
+        most_tokens = filled(SlimeRouterConfig, router.args, thin=True).slime_router_radix_tree_tokens
+        self.tokenizer = load_tokenizer(model.hf_checkpoint, model.trust_remote_code)
         self.radix_tree = router.radix_tree = StringRadixTrie(
-            router.args.slime_router_radix_tree_tokens, tokenizer=self.tokenizer, verbose=router.verbose
+            most_tokens, tokenizer=self.tokenizer, verbose=router.verbose
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,14 +176,17 @@ async def postprocess_sample_with_radix_tree(args: Any, sample: Sample, output: 
     if not isinstance(sample.prompt, str):
         raise ValueError(f"sample {sample.index}: its prompt is {type(sample.prompt).__name__} (wanted: str)")
     response = sample.response + output["text"]
-    url = f"{http_url(args.sglang_router_ip, args.sglang_router_port)}/retrieve_from_text"
+    router = filled(RouterConfig, args, thin=True)
+    place: tuple[Any, Any] = router.sglang_router_ip, router.sglang_router_port
+    url = f"{http_url(*place)}/retrieve_from_text"
     request = {"text": sample.prompt + response, "prompt_characters": len(sample.prompt)}
     found = await post(url, request, RETRIEVE_RETRIES)
     begin, rows = found["prompt_tokens"], _rows(sample, found, output)
     if rows is None:
+        most_tokens = filled(SlimeRouterConfig, args, thin=True).slime_router_radix_tree_tokens
         raise ValueError(
             f"sample {sample.index}: the router does not know the tokens of its response any more "
-            f"(wanted: a larger --slime-router-radix-tree-tokens than {args.slime_router_radix_tree_tokens})"
+            f"(wanted: a larger --slime-router-radix-tree-tokens than {most_tokens})"
         )
     if sample.tokens != [row.token for row in rows[: begin + sample.response_length]]:
         sample.tokens = [row.token for row in rows[:begin]]

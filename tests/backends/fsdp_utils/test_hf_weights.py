@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from slime.backends.fsdp_utils.hf_weights import FsdpHfTensors
+from slime.config.run import run_config
 from slime.ray.train_worker import TrainWorker
-from slime.training.hf_export import save_hf_model_to_path
+from slime.training.hf_export import ExportBase, save_hf_model_to_path
 from tests.backends.fsdp_harness import fsdp_args, weights_of
 from tests.backends.fsdp_utils.architectures import ARCHITECTURES, load, model_args, save
 from tests.backends.fsdp_utils.conftest import BUCKET
@@ -60,7 +61,7 @@ def test_they_get_biases_of_experts_as_the_trainer_has_them(tmp_path):
 def _export(rank, args, target):
     worker = TrainWorker(args)
     worker.start()
-    save_hf_model_to_path(args, target, worker.backend.weights(), 100_000)
+    save_hf_model_to_path(ExportBase.of(run_config(args)), target, worker.backend.weights(), 100_000)
     worker.backend.save_hf(target)
 
 

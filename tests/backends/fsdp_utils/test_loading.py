@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from slime.config.run import run_config
-from slime.training.hf_export import save_hf_model_to_path
+from slime.training.hf_export import ExportBase, save_hf_model_to_path
 from tests.backends.fsdp_utils.architectures import load, model_args
 from tests.families import WITH_IMAGES, stored_tensors, tiny_family
 from tests.megatron_harness import run_ranks, save_tiny_hf
@@ -20,7 +20,7 @@ def _logits_and_export(rank, args, target, ids):
 
     model = load(args)
     weights = FsdpHfTensors(model, torch.float32)
-    save_hf_model_to_path(args, target, weights, 10_000)
+    save_hf_model_to_path(ExportBase.of(run_config(args)), target, weights, 10_000)
     found = {name: tensor.clone() for bucket in weights.buckets(10_000) for name, tensor in bucket}
     with torch.no_grad():
         return model(input_ids=ids).logits, found

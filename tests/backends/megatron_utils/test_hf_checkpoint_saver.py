@@ -16,12 +16,12 @@ def _export(rank, args, target, shard_bytes):
     from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
-    from slime.training.hf_export import save_hf_model_to_path
+    from slime.training.hf_export import ExportBase, save_hf_model_to_path
 
     init(run_config(args))
     model = get_model(run_config(args))
     load_hf_weights(args, model, args.hf_checkpoint)
-    save_hf_model_to_path(args, target, HfWeights(args, model), shard_bytes)
+    save_hf_model_to_path(ExportBase.of(run_config(args)), target, HfWeights(args, model), shard_bytes)
 
 
 def _check(exported, expected):
