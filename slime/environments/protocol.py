@@ -12,11 +12,14 @@ class Guess:
 `slime.rollout.episodes.Episodes` makes a generate function of such a class.
 """
 
+import json
 import math
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+LARGEST = 2**20
+"""Bytes of an observation. One that is larger has filled no context, and would keep all episodes waiting."""
 Message = Mapping[str, Any]
 Observation = str | Sequence[Message]
 """Messages as chat templates have them. A text is one message: of a tool if the model has called one, else of
@@ -91,14 +94,34 @@ def messages_of(observation: Any, role: str = "user", **more: str) -> list[dict[
         role, more: fields of the message that a text becomes.
 
     Raises:
-        TypeError: it is neither text nor messages.
+        TypeError: it is neither text nor messages of text.
+        ValueError: it is too large, or has text that is no Unicode.
     """
     if isinstance(observation, str):
-        return [{"role": role, **more, "content": observation}]
+        return _readable([{"role": role, **more, "content": observation}])
     listed = isinstance(observation, Sequence) and len(observation) > 0
     if not listed or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in observation):
         raise TypeError(f"observation {observation!r:.200} (wanted: a text, or messages with a role each)")
-    return [dict(message) for message in observation]
+    return _readable([dict(message) for message in observation])
+
+
+def _readable(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages that a model can be told; what fails later is not taken for the environment's fault."""
+    for content in (message.get("content") for message in messages):
+        if not _is_text(content):
+            raise TypeError(f"observation with the content {content!r:.200} (wanted: text or parts of it)")
+    size = len(json.dumps(messages, ensure_ascii=False).encode())
+    if size > LARGEST:
+        raise ValueError(f"observation of {size / 2**20:.1f} MiB (wanted: {LARGEST // 2**20} at most)")
+    return messages
+
+
+def _is_text(content: Any) -> bool:
+    if content is None or isinstance(content, str):
+        return True
+    return isinstance(content, list | tuple) and all(
+        isinstance(part.get("text") if isinstance(part, Mapping) else part, str) for part in content
+    )
 
 
 def checked_step(step: Any) -> Step:
@@ -106,17 +129,16 @@ def checked_step(step: Any) -> Step:
 
     Raises:
         TypeError: it is no `Step`, or its observation none.
-        ValueError: its reward is no finite number.
+        ValueError: its reward is no finite number, or its observation cannot be told.
     """
     if not isinstance(step, Step):
         raise TypeError(f"step returned {step!r:.200} (wanted: slime.environments.Step)")
     reward = float(step.reward)
     if not math.isfinite(reward):
         raise ValueError(f"step gave the reward {reward} (wanted: a finite number)")
-    observation = step.observation
-    return Step(
-        observation if isinstance(observation, str) else messages_of(observation), reward, bool(step.done)
-    )
+    said = messages_of(step.observation)
+    observation = step.observation if isinstance(step.observation, str) else said
+    return Step(observation, reward, bool(step.done))
 
 
 def tools_of(environment: Any) -> list[Any]:

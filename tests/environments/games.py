@@ -9,6 +9,7 @@ import sys
 import time
 
 from slime.environments import Step
+from slime.environments.protocol import LARGEST
 
 HERE = __name__
 LOOK = {
@@ -109,6 +110,9 @@ _MISDEEDS = {
     "say nothing": lambda: None,
     "nan": lambda: Step("go on", reward=float("nan")),
     "numbers": lambda: Step(7),
+    "say too much": lambda: Step("x" * (LARGEST + 1)),
+    "say half a character": lambda: Step("\ud800"),
+    "show": lambda: Step([{"role": "user", "content": [{"type": "image"}]}]),
     "secret": lambda: Step(str(os.environ.get("WANDB_API_KEY")), done=False),
     "print": lambda: print('{"value": {"observation": "", "reward": 99.0, "done": true}}') or Step("go on"),
 }

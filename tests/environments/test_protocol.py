@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slime.environments import Answer, Call, Step
-from slime.environments.protocol import checked_step, messages_of, tools_of
+from slime.environments.protocol import LARGEST, checked_step, messages_of, tools_of
 from tests.environments.games import LOOK, Guess, Shelves
 
 
@@ -22,6 +22,31 @@ def test_a_text_is_one_message_and_messages_stay():
 def test_an_observation_that_is_neither_is_refused(observation):
     with pytest.raises(TypeError, match="wanted: a text, or messages with a role each"):
         messages_of(observation)
+
+
+@pytest.mark.parametrize("content", [7, 0, {}, b"hi", [7], [{"type": "image"}], [{"text": None}]])
+def test_content_that_is_no_text_is_refused(content):
+    with pytest.raises(TypeError, match="wanted: text or parts of it"):
+        messages_of([{"role": "user", "content": content}])
+
+
+@pytest.mark.parametrize("content", [None, "hi", ["hi", {"type": "text", "text": "you"}], ("hi",), []])
+def test_content_may_be_in_parts(content):
+    assert messages_of([{"role": "user", "content": content}]) == [{"role": "user", "content": content}]
+
+
+@pytest.mark.parametrize(
+    ("said", "error"), [("\udc80", ValueError), ("é" * (LARGEST // 2), ValueError), ({1}, TypeError)]
+)
+def test_what_no_tokenizer_takes_is_refused_in_each_part_of_a_message(said, error):
+    for message in (
+        {"role": "tool", "content": "", "name": said},
+        {"role": "tool", "content": [{"text": said}]},
+    ):
+        with pytest.raises(error):
+            checked_step(Step([message]))
+    with pytest.raises((TypeError, ValueError)):
+        checked_step(Step(said))
 
 
 def test_numbers_of_numpy_become_plain_ones():

@@ -178,6 +178,9 @@ async def test_an_abort_gives_the_episode_up_and_another_attempt_forgets_it(play
         ("say nothing", "step returned None"),
         ("nan", "gave the reward nan"),
         ("numbers", "observation 7"),
+        ("say too much", "observation of 1.0 MiB"),
+        ("say half a character", "surrogates not allowed"),
+        ("show", "content [{'type': 'image'}]"),
         ("loop", "no answer within 0.5 s"),
     ],
 )
@@ -190,11 +193,12 @@ async def test_what_goes_wrong_in_an_environment_is_no_reward(play, engine, deed
     assert len(sample.metadata["turns"]) == 2
 
 
-@pytest.mark.parametrize("deed", ["raise", "say nothing", "sys.exit"])
+@pytest.mark.parametrize("deed", ["raise", "say nothing", "sys.exit", "say half a character"])
 async def test_an_episode_that_does_not_begin_gives_its_group_up(play, deed, caplog):
     class Mute(Wayward):
         def reset(self, task, seed):
             super().reset(task, seed)
+            return "\ud800" if deed == "say half a character" else None
 
     sample = await play(Mute, {"told": "" if deed == "say nothing" else deed})
     assert (sample.status, sample.reward) == (Sample.Status.ABORTED, None)
