@@ -7,7 +7,7 @@ from typing import Any
 
 
 class TokenTexts:
-    """Texts of single tokens; their numbers where there is no ``tokenizer.json``."""
+    """Texts of single tokens; their numbers where there is no ``tokenizer.json`` that can be read."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -23,7 +23,10 @@ class TokenTexts:
             return None
         from tokenizers import Tokenizer
 
-        return Tokenizer.from_file(str(self._path))
+        try:
+            return Tokenizer.from_file(str(self._path))
+        except Exception:  # all that the library raises; of a file that is broken, or of a newer version
+            return None
 
 
 def _text(tokenizer: Any, token: int) -> str:

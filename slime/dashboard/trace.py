@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from threading import Lock
@@ -180,6 +181,8 @@ def _span(event: Mapping[str, Any], names: Mapping[int, str]) -> _Span | None:
         return None
     try:
         start, duration = float(event["ts"]) / 1e6, float(event["dur"]) / 1e6
+        if not isfinite(start + duration):
+            return None
         return names.get(pid, str(pid)), int(event["tid"]), str(event["name"]), start, duration, attrs
     except (KeyError, TypeError, ValueError):
         return None

@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from starlette.testclient import TestClient
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from slime.dashboard import recordings as module
 from slime.dashboard import samples
 from slime.dashboard.recordings import LISTED, WINDOW, RecordingError, Recordings, files_of
+from slime.dashboard.run import Run
+from slime.dashboard.server import dashboard
 from slime.dashboard.token_texts import TokenTexts
 from slime.observability.rollout_data_utils import recording_path
 from tests.dashboard.planted import ATTACK, COLLAPSED, MASKED, RECORDED, plant
@@ -115,6 +118,17 @@ def test_samples_of_strange_content_are_shown_as_far_as_they_are_samples(tmp_pat
     assert shown[6]["reward"] == {"score": 1.0, "why": None, "all": None}
 
 
+def test_half_a_character_hides_nothing(tmp_path) -> None:
+    half = "\ud83d"
+    fields = dict.fromkeys(("label", "response", "prompt", "status"), half)
+    recordings = written(tmp_path, {**fields, "reward": {half: half}, "weight_versions": [half]})
+    run = Run("one", tmp_path / "metrics.jsonl", recordings=recordings)
+    client = TestClient(dashboard([run], "key", "127.0.0.1"), base_url="http://127.0.0.1")
+    (line,) = client.get("/key/api/samples?run=one&step=0").json()["samples"]
+    shown = client.get("/key/api/sample?run=one&step=0&number=0").json()
+    assert {line["response"], shown["response"], *shown["reward"]} == {half}
+
+
 class Attack:
     def __reduce__(self) -> tuple:
         return os.mkdir, (self.path,)
@@ -180,3 +194,5 @@ def test_texts_of_tokens_are_those_of_the_vocabulary(tmp_path) -> None:
     texts = TokenTexts(tmp_path / "tokenizer.json")
     assert texts.of([0, 1, 2, 3, 4, 99, -1]) == ["a", " b", "\n", " c", "<|im_end|>", "<99>", "<-1>"]
     assert TokenTexts(tmp_path / "none.json").of([5]) == TokenTexts().of([5]) == ["5 "]
+    (tmp_path / "broken.json").write_text("{")
+    assert TokenTexts(tmp_path / "broken.json").of([5]) == ["5 "]

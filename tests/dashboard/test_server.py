@@ -55,6 +55,7 @@ WRONG = {
     "samples?run=one": "step: None (wanted: a number from 0 to 1000000000)",
     "samples?run=one&step=-1": "step: '-1' (wanted",
     "samples?run=one&step=9999999999999999999999": "step: '9999999999999999999999' (wanted",
+    f"samples?run=one&step={'0' * 12}{'9' * 5000}": "step: '000000000000999",
     "samples?run=one&step=%D9%A3": "step: '\u0663' (wanted",
     "samples?run=one&step=0&start=x": "start: 'x' (wanted",
     "sample?run=one&step=0": "number: None (wanted",

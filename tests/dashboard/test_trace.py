@@ -108,6 +108,17 @@ def test_strange_events_are_passed_over_and_what_is_no_event_is_named(tmp_path) 
     assert TraceFile().steps()["count"] == TraceFile(tmp_path / "none").steps()["count"] == 0
 
 
+@pytest.mark.parametrize("field", ["ts", "dur"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_span_without_a_time_is_no_span(tmp_path, field, value) -> None:
+    name = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "driver"}}
+    step = {"ph": "X", "name": "step", "pid": 1, "tid": 0, "ts": 0, "dur": 1e6, "args": {"rollout": 0}}
+    wrong = {**step, field: value, "args": {"rollout": 1}}
+    (tmp_path / "trace.json").write_text("".join(f"{json.dumps(event)},\n" for event in (name, step, wrong)))
+    trace = read(tmp_path / "trace.json")
+    assert trace.steps()["steps"] == [0] and len(trace.step(0)["spans"]) == 1
+
+
 def test_seconds_are_those_without_spans_within() -> None:
     lane = [
         ("p", 0, name, start, end - start, {})
