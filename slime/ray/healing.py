@@ -48,12 +48,18 @@ class Healing:
         from slime.ray.losses import RanksLost
 
         rollout_id, furthest, losses = steps.start, steps.start, 0
+        lost: tuple[RanksLost, int] | None = None
         while rollout_id < steps.stop:
             try:
+                if lost is not None:
+                    rollout_id, lost = self._go_back(*lost), None
                 take(rollout_id)
-            except RanksLost as lost:
+            except RanksLost as error:
                 losses += 1
-                rollout_id = self._go_back(lost, losses)
+                newest = self._newest() if self._may_go_back(losses) else None
+                if newest is None:
+                    raise
+                lost = error, newest
                 continue
             rollout_id += 1
             if rollout_id > furthest:
@@ -72,7 +78,8 @@ class Healing:
             try:
                 if lost is not None:
                     self._start_again(lost)
-                part(*arguments)
+                if lost is None or part is not self._sync_weights:
+                    part(*arguments)
                 return
             except RolloutSideLost as error:
                 if not self._rollout.may_restart():
@@ -80,20 +87,26 @@ class Healing:
                 lost = error
 
     def _start_again(self, lost: "RolloutSideLost") -> None:
+        """Starts the rollout side again; it has the weights then, and a trainer on its GPUs has left them."""
         self._actor.offload()
         self._rollout.restart(lost)
         self._actor.onload()
         self._sync_weights()
 
-    def _go_back(self, lost: "RanksLost", losses: int) -> int:
+    @property
+    def _roles(self) -> "list[RayTrainGroup]":
+        return [role for role in (self._critic, self._actor) if role.checkpoints]
+
+    def _newest(self) -> int | None:
+        """The iteration of the latest checkpoint that is whole for all roles, if there is one."""
+        saved = [role.checkpoints for role in self._roles]
+        return newest_of_all(saved, self._config.checkpoints.verify_checkpoint) if saved else None
+
+    def _go_back(self, lost: "RanksLost", newest: int) -> int:
         """Goes back to the latest checkpoint, and returns the rollout to go on with."""
-        roles = [role for role in (self._critic, self._actor) if role.checkpoints]
-        saved = [role.checkpoints for role in roles]
-        verify = self._config.checkpoints.verify_checkpoint
-        newest = newest_of_all(saved, verify) if self._may_go_back(losses) and saved else None
-        if newest is None:
-            raise lost
-        logger.warning("the trainer is started again from iteration %d of %s: %s", newest, saved[-1], lost)
+        roles = self._roles
+        told = "the trainer is started again from iteration %d of %s: %s"
+        logger.warning(told, newest, roles[-1].checkpoints, lost)
         self._rollout.end()  # engines may hold the GPUs on which the ranks build their models
         starts = {role.rebuild(role.checkpoints or "", up_to=newest) for role in roles}
         if len(starts) != 1:
