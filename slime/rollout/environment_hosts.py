@@ -12,7 +12,8 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +27,8 @@ from slime.utils.async_utils import Slots
 Task = Mapping[str, Any]
 # Importing and making one may take longer than a step of it.
 _START_LIMIT_S = 120.0
+# For a call that was under way when its process was killed.
+_CLOSING_S = 5.0
 
 
 class EnvironmentFailed(GradingFailed):
@@ -183,7 +186,7 @@ class Processes:
     def close(self) -> None:
         """Kills the processes."""
         for server in self._servers:
-            server.process.stop()
+            server.close()
 
 
 class _Server:
@@ -191,8 +194,18 @@ class _Server:
 
     def __init__(self, limit_s: float) -> None:
         self.process, self.thread = GradingProcess(limit_s), SerialThread("slime-environments")
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Kills the process; what the thread is about to ask is not to start another one."""
+        self._is_closed = True
+        self.process.stop()
+        with suppress(FutureTimeout):
+            self.thread.submit(self.process.stop).result(_CLOSING_S)
 
     def end_episode(self) -> None:
+        if self._is_closed or self.process.pid is None:
+            return  # asked for the end, it would start anew
         try:
             self.process.call(ACT, "end", once=True)
         except GradingFailed:

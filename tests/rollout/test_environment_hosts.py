@@ -104,6 +104,19 @@ async def test_a_process_that_was_killed_between_episodes_is_replaced_without_a_
     assert (await play(hosts, "hm"))[1] == [("go on", 0.25)]
 
 
+async def test_what_waits_to_be_done_as_places_close_starts_no_process(make_hosts):
+    hosts = make_hosts(WAYWARD)
+    await play(hosts, "hm")
+    (server,) = hosts._servers
+    holds = threading.Event()
+    server.thread.submit(holds.wait, 60)
+    ended = server.thread.submit(server.end_episode)
+    threading.Timer(0.2, holds.set).start()
+    hosts.close()
+    ended.result(60)
+    assert hosts.pids == []
+
+
 async def test_an_episode_whose_process_died_is_not_taken_up_by_another(make_hosts):
     hosts = make_hosts(WAYWARD)
     with pytest.raises(EnvironmentFailed, match="ended with exit status -9"):
