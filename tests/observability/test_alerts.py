@@ -80,6 +80,20 @@ def test_a_gap_that_grows_is_told_before_it_is_large() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        (GAP, [0.008] * 10 + [0.05] * 10),
+        ("train/grad_norm", [1e-6] * 10),
+        ("fleet/default/engines", [1, 1, 2, 2]),
+        (REWARD, [*[0.1] * 12, 1.0, *[0.1] * 12]),
+    ],
+    ids=["gap of few times the first", "small gradients", "few engines", "one lucky rollout"],
+)
+def test_what_is_usual_of_a_run_is_no_fault(name: str, values: list[float]) -> None:
+    assert fired(curve(name, values)) == []
+
+
+@pytest.mark.parametrize(
     ("name", "good", "bad", "rule", "rows"),
     [
         ("rollout/flat_groups", 0.5, 1.0, "groups without signal", 3),
