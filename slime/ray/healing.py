@@ -17,6 +17,13 @@ logger = logging.getLogger(__name__)
 TRAINER_RESTARTS = 3  # without a step that was not taken before
 
 
+def node_is_alive() -> bool:
+    """Whether processes can still be started from here; see `slime.ray.node.node_is_alive`."""
+    from slime.ray import node
+
+    return node.node_is_alive()
+
+
 class Healing:
     """Takes steps, and takes those again in which processes were lost.
 
@@ -56,7 +63,7 @@ class Healing:
                 take(rollout_id)
             except RanksLost as error:
                 losses += 1
-                newest = self._newest() if self._may_go_back(losses) else None
+                newest = self._newest() if self._may_go_back(losses) and node_is_alive() else None
                 if newest is None:
                     raise
                 lost = error, newest
@@ -82,7 +89,7 @@ class Healing:
                     part(*arguments)
                 return
             except RolloutSideLost as error:
-                if not self._rollout.may_restart():
+                if not (self._rollout.may_restart() and node_is_alive()):
                     raise
                 lost = error
 

@@ -32,6 +32,15 @@ _THREADS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PA
 _TRAINER = {"NCCL_CUMEM_ENABLE": "0", "NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1"}
 
 
+def node_is_alive() -> bool:
+    """Whether Ray still counts this node among those that live.
+
+    One whose raylet has been silent for too long is given up for good: nothing can be started there any more.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    return any(node["NodeID"] == here and node["Alive"] for node in ray.nodes())
+
+
 def process_env(extra: dict[str, str] | None = None, *, trainer: bool = False) -> dict[str, str]:
     """Variables for a process of ours; the launching shell wins over our defaults, ``extra`` over both."""
     defaults = {**_THREADS, **(_TRAINER if trainer else {})}

@@ -1,6 +1,7 @@
 """What the synchronous loop does again when it has lost processes."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -12,6 +13,14 @@ from slime.ray.rollout_group import MANAGER_RESTARTS, RolloutGroup
 from slime.ray.synchronous import train
 from slime.ray.waiting import ProcessDied
 from tests.run_args import config_with
+
+
+@pytest.fixture(autouse=True)
+def node(monkeypatch):
+    """Whether the driver's node lives."""
+    found = SimpleNamespace(lives=True)
+    monkeypatch.setattr(healing, "node_is_alive", lambda: found.lives)
+    return found
 
 
 class Recorded:
@@ -144,6 +153,15 @@ def test_it_may_be_lost_while_it_starts_again() -> None:
 def test_one_that_is_lost_again_and_again_ends_the_run_by_its_name() -> None:
     with pytest.raises(RolloutSideLost, match="lost in restart"):
         played({("generate", 1): 1, "restart": 9})
+
+
+def test_nothing_is_started_again_on_a_node_that_is_given_up(node, lose) -> None:
+    """It would wait for the start until the time for that is over; the end is told at once."""
+    node.lives = False
+    with pytest.raises(RolloutSideLost, match="lost in"):
+        played({("generate", 1): 1})
+    with pytest.raises(RanksLost, match="lost in 2"):
+        lose([2])
 
 
 class Roles(Recorded):

@@ -3,6 +3,7 @@
 import os
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,3 +71,18 @@ def test_runs_keep_their_ports_and_logs_apart(monkeypatch: pytest.MonkeyPatch, t
     (root,) = tmp_path.iterdir()
     assert root.stat().st_mode & 0o777 == 0o700 and all(root in path.parents for path in found.values())
     assert all(3000 <= port < 4000 for port in found)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "lives"),
+    [
+        ([{"NodeID": "here", "Alive": True}, {"NodeID": "there", "Alive": False}], True),
+        ([{"NodeID": "here", "Alive": False}, {"NodeID": "there", "Alive": True}], False),
+        ([], False),
+    ],
+)
+def test_a_node_that_ray_has_given_up_is_not_alive(nodes, lives, monkeypatch) -> None:
+    context = SimpleNamespace(get_node_id=lambda: "here")
+    monkeypatch.setattr(node.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(node.ray, "nodes", lambda: nodes)
+    assert node.node_is_alive() is lives

@@ -131,6 +131,7 @@ def names_of(sim: Any) -> dict[str, Any]:
         "slime.ray.fleet.ThreadPoolExecutor": modules.pool,
         "slime.ray.engine_watch.ThreadPoolExecutor": modules.pool,
         "slime.ray.engine_watch.wait": modules.wait,
+        "slime.ray.healing.node_is_alive": lambda: True,
         "slime.ray.rollout_manager.ThreadPoolExecutor": modules.pool,
         "slime.ray.rollout_manager.with_addresses": lambda config: config,
         "slime.ray.rollout_manager.samples_to_train_data": batch,
