@@ -23,6 +23,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*/run.sh"))
 GPUS: dict[str, int] = {}
 # The model that an example's README shows.
 EXAMPLE_MODELS = {
+    **dict.fromkeys(("anthropic_agent", "coding_agent", "environment", "simulated_user"), "qwen3-4B"),
     "eval_multi_task": "qwen3-4B",
     "fully_async": "qwen3-4B",
     "multi_agent": "qwen3-4B",

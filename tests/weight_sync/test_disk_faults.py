@@ -114,6 +114,7 @@ def test_a_disk_that_hangs_for_a_while_is_named_and_the_next_update_is_whole(
     with monkeypatch.context() as hurried:
         for seconds in (0.5, 5, 50):  # a busy machine may need longer for what comes before
             hurried.setattr(transport, "_timeout", timedelta(seconds=seconds))
+            hurried.setattr(transport, "_answer_limit", seconds)
             trainer.connect(engine)
             error = failing_step(trainer, disk, operation, HANGS)
             end_accesses()
