@@ -1,6 +1,7 @@
 """The benchmarks can be run, at their smallest; what they measure there means nothing.
 
-Those that docs/performance.md, docs/rollouts.md and docs/examples.md print get the words that stand there.
+Those that docs/performance.md, docs/rollouts.md, docs/examples.md and docs/command.md print get the words
+that stand there.
 """
 
 import importlib
