@@ -16,6 +16,8 @@ from slime.chaos import disturbance, supervised
 from slime.cli import chaos
 from tests.page_runs import printed
 
+pytestmark = pytest.mark.slow
+
 # Writes a row each 50 ms, in a driver that is started again when it dies, and goes on where it was.
 _PROGRAM = """
 import json, os, signal, subprocess, sys, time

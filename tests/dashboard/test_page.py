@@ -12,7 +12,10 @@ from tests.dashboard.browser import CHROMIUM, Browser, chromium
 from tests.dashboard.planted import ATTACK, COLLAPSED, FAULTS, MASKED, SLOW, plant
 from tests.serving import served
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium (apt install chromium)")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium (apt install chromium)"),
+]
 SHOTS = os.environ.get("SLIME_PAGE_PICTURES")
 """A directory for pictures of what the tests see."""
 

@@ -15,6 +15,8 @@ from tests.engines.fake import HEADER, TalkingEngine
 # The tokenizer and the args of the rollout tests.
 from tests.rollout.conftest import *  # noqa: F403
 
+pytestmark = pytest.mark.slow
+
 RIGHT = {
     "last": "def last(items):\n    return items[-1] if items else None\n",
     "clamp": "def clamp(n, low, high):\n    return max(low, min(n, high))\n",

@@ -9,6 +9,8 @@ from tests.golden.curves import CASES, compute, differences, recorded
 from tests.golden.model import save_golden_model
 from tests.page_runs import printed
 
+pytestmark = pytest.mark.slow
+
 # Metrics that are differences of nearly equal numbers are compared by their absolute size.
 RELATIVE, ABSOLUTE = 1e-5, 2e-6
 

@@ -19,6 +19,8 @@ from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.page_runs import printed
 from tests.trainer_batches import random_rollout, split
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -20,6 +20,8 @@ from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
 from tests.engines.embedded import Server, make_checkpoint, token_logprobs
 from tests.families import tiny_family
 
+pytestmark = pytest.mark.slow
+
 RANK, ALPHA = 4, 6.0
 IDS = [5, 3, 7, 11, 40, 41, 42, 43, 9, 8, 7, 6]
 

@@ -14,6 +14,8 @@ from slime.backends.embedded_engine.model_config import ModelConfig
 from tests.backends.embedded_engine.test_scheduler import make_state, mixed_requests, run_all, sequence
 from tests.families import FAMILIES, stored_tensors, tiny_family, tolerance
 
+pytestmark = pytest.mark.slow
+
 LIMITS = Limits(rows=16, tokens=2048, chunk=64, context=128)
 IDS = [(7 * i) % 256 for i in range(40)]
 

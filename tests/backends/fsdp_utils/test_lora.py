@@ -29,6 +29,8 @@ from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 from tests.transformers_step import noisy_rollout
 
+pytestmark = pytest.mark.slow
+
 ROWS_OF_THEIR_OWN = {"attn_implementation": "sdpa", "gradient_checkpointing": True}
 LAYOUTS = {
     "1 process": (1, {}),

@@ -28,6 +28,8 @@ from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
 from tests.transformers_step import noisy_rollout, transformers_step
 
+pytestmark = pytest.mark.slow
+
 TP2, PP2 = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
 LAYOUTS = {
     "1 process": (1, {}),

@@ -10,6 +10,8 @@ from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import split, trainer_args
 from tests.transformers_step import noisy_rollout, transformers_step
 
+pytestmark = pytest.mark.slow
+
 VPP2 = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
 OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 20_000}
 LAYOUTS = {
