@@ -174,13 +174,13 @@ async def test_thoughts_that_nothing_can_switch_are_refused_by_name(serve, engin
     _, thinking = serve()
     enabled = {"type": "enabled", "budget_tokens": 2000}
     for client, mode, named in (
-        (plain, enabled, "thinking enabled: the chat template has no enable_thinking"),
+        (plain, enabled, "thinking.type 'enabled': the chat template has no enable_thinking"),
         (thinking, {**enabled, "budget_tokens": 10}, "thinking.budget_tokens 10"),
         (thinking, {**enabled, "budget_tokens": True}, "thinking.budget_tokens True"),
         (thinking, {**enabled, "display": "omitted"}, "thinking.display 'omitted'"),
-        (thinking, {"type": "between_tools"}, "thinking of type 'between_tools'"),
-        (thinking, {}, "not a request"),
-        (thinking, "enabled", "not a request"),
+        (thinking, {"type": "between_tools"}, "thinking.type 'between_tools'"),
+        (thinking, {}, "thinking.type missing"),
+        (thinking, "enabled", "thinking 'enabled'"),
     ):
         with pytest.raises(anthropic.BadRequestError, match=named):
             await client.messages.create(**ASKED, messages=[USER], extra_body={"thinking": mode})

@@ -393,7 +393,7 @@ async def test_stop_strings_that_are_none_are_refused_by_name(serve, engine):
     for wrong in ("", [""], ["x", ""], 5, {"x": 1}, ["x", 5], [None], True):
         for stream in (False, True):
             response = await client.post(PATH, json={"messages": [USER], "stop": wrong, "stream": stream})
-            assert response.status_code == 400 and "stop strings" in response.json()["error"]["message"]
+            assert response.status_code == 400 and response.json()["error"]["message"].startswith("stop")
     assert not engine.seen("generate")
 
 
@@ -401,9 +401,9 @@ async def test_brackets_without_end_are_no_request(serve, engine):
     _, client = serve()
     deep = "[" * 100_000
     call = {**USER, "tool_calls": [{"function": {"name": "f", "arguments": deep}}]}
-    for content in (deep, json.dumps({"messages": [call]})):
+    for content, named in ((deep, "the body"), (json.dumps({"messages": [call]}), "arguments")):
         response = await client.post(PATH, content=content, headers={"Content-Type": "application/json"})
-        assert response.status_code == 400 and "not a request" in response.json()["error"]["message"]
+        assert response.status_code == 400 and named in response.json()["error"]["message"]
     assert not engine.seen("generate")
 
 
@@ -688,6 +688,44 @@ async def test_a_turn_that_comes_too_late_is_not_recorded(serve, engine, ended):
     may_go_on.set()
     await task
     assert not adapter.trajectories.has_session("s")
+
+
+async def test_a_turn_under_way_is_part_of_the_session_that_is_finished_meanwhile(serve, engine):
+    adapter, client = serve()
+    answer, may_go_on = engine.generate, threading.Event()
+
+    async def held(body):
+        while not may_go_on.is_set():
+            await asyncio.sleep(0.01)
+        return await answer(body)
+
+    engine.generate = held
+    turn = asyncio.create_task(client.post(PATH, json={"messages": [USER]}))
+    while not engine.seen("generate"):
+        await asyncio.sleep(0.01)
+    finished = asyncio.create_task(adapter.finish_session("s", base_sample=Sample(), wait_timeout=300))
+    await asyncio.sleep(0)  # it begins
+    refused = await client.post(PATH, json={"messages": [USER]})
+    assert refused.status_code == 503 and "closed" in refused.text and not finished.done()
+    may_go_on.set()
+    (sample,) = await finished
+    assert (await turn).status_code == 200 and sample.metadata["round_number"] == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_debug_callback_that_raises_costs_no_turn(serve, caplog, stream):
+    told = []
+
+    def debug(sid, record):
+        told.append((sid, record.finish_reason))
+        raise KeyError("of the callback")
+
+    adapter, client = serve(debug_callback=debug)
+    response = await client.post(PATH, json={"messages": [USER], "stream": stream})
+    assert response.status_code == 200 and ("[DONE]" in response.text) is stream
+    assert told == [("s", "stop")] and "debug_callback failed on session s" in caplog.text
+    (sample,) = await adapter.finish_session("s", base_sample=Sample())
+    assert sample.metadata["round_number"] == 1
 
 
 async def test_what_an_engine_refuses_is_refused_in_its_words_and_what_it_fails_at_is_not(serve, engine):

@@ -1,6 +1,7 @@
 """What adapters share: a turn of a session from messages to tokens, to the engine and back."""
 
 import functools
+import logging
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,8 +27,10 @@ from slime.utils.http_utils import HttpStatusError
 
 __all__ = ["BaseAdapter", "Refused", "Session", "TurnRecord", "call_sglang_generate", "flatten_content"]
 
+logger = logging.getLogger(__name__)
+
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""What reading a body raises that is no request: RecursionError of a thousand brackets."""
+"""What a body may raise that has the shape of a request: RecursionError of a thousand brackets."""
 _TAIL = 32
 """Tokens at the end of a prompt in which a template may have opened the thoughts."""
 
@@ -43,7 +46,8 @@ class BaseAdapter(OpenSessions):
         tool_parser, reasoning_parser: see `slime.agent.parsing.parse_model_output`.
         max_turns_per_sid: more are refused with 429.
         fork_threshold_tokens: see `TrajectoryManager`.
-        debug_callback: called with the id of the session and its `TurnRecord` after each turn.
+        debug_callback: called with the id of the session and its `TurnRecord` after each turn. What it raises
+            is logged.
     """
 
     def __init__(
@@ -134,7 +138,7 @@ class BaseAdapter(OpenSessions):
         record.ill_formed = parsed.ill_formed
         if follow and any(new := growing.rest(parsed)):
             await follow(*new)
-        if not session.closed:  # or it would come back after it was finished
+        if not session.dropped:  # or it would come back after it was finished
             errors = sum(bool(message.get("is_error")) for message in prompt.heard) + parsed.ill_formed
             self._record(asked.sid, record, parsed, errors, prompt)
         return Turn.of(parsed, record, asked.params)
@@ -206,8 +210,15 @@ class BaseAdapter(OpenSessions):
             begins_with=prompt.begins_with,
             tools=prompt.tools,
         )
-        if self._debug is not None:
+        self._tell_debugger(sid, record)
+
+    def _tell_debugger(self, sid: str, record: TurnRecord) -> None:
+        if self._debug is None:
+            return
+        try:
             self._debug(sid, record)
+        except Exception:  # the user's code, which looks on: a fault of it costs no episode
+            logger.exception("debug_callback failed on session %s", sid)
 
     def reply_message(self, parsed: ParsedModelOutput) -> dict[str, Any]:
         """The answer as a message of a chat, which the agent will send back in its next request."""

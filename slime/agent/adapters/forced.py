@@ -17,12 +17,12 @@ def forced_call(
         Refused: there is no such tool, or no parser that would read the call.
     """
     functions = [dict(tool["function"]) for tool in tools if name in (None, tool["function"]["name"])]
+    told = "a call" if name is None else repr(name)
     if tool_parser is None:
-        raise Refused(
-            400, "tool_choice: a call cannot be forced without a tool parser (wanted: auto or none)"
-        )
+        raise Refused(400, f"tool_choice {told} without a tool parser (wanted: auto or none)")
     if not functions:
-        raise Refused(400, f"tool_choice: no tool {name!r}" if name else "tool_choice: wanted tools")
+        offered = ", ".join(tool["function"]["name"] for tool in tools)
+        raise Refused(400, f"tool_choice {told} of tools {offered or '[]'} (wanted: one that is on offer)")
     return forcing_params(tool_parser, functions, parallel=True, forced=True)
 
 
@@ -41,9 +41,9 @@ def strict_calls(
     if not any(is_set(function, "strict", default=False) for function in functions):
         return {}
     if tool_parser is None:
-        raise Refused(400, "tools: strict ones need a tool parser (wanted: strict false or without)")
+        raise Refused(400, "strict true without a tool parser (wanted: false or without)")
     if "json_schema" in params:
-        raise Refused(400, f"tools: strict ones beside {beside} (wanted: one of them)")
+        raise Refused(400, f"strict true of a tool beside {beside} (wanted: one of them)")
     return forcing_params(tool_parser, functions, parallel=True, forced=False)
 
 
@@ -55,7 +55,7 @@ def is_set(holder: Mapping[str, Any], field: str, default: bool) -> bool:
     """
     value = holder.get(field)
     if value is not None and not isinstance(value, bool):
-        raise Refused(400, f"{field} {value!r} (wanted: true or false)")
+        raise Refused(400, f"{field} {value!r:.200} (wanted: true or false)")
     return default if value is None else value
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import httpx
 import orjson
 from aiohttp import web
+from pydantic import TypeAdapter
 from transformers import PreTrainedTokenizerBase
 
 from slime.agent.adapters.session import Refused
+from slime.agent.adapters.shapes import check
 from slime.agent.adapters.stops import until_any
 from slime.agent.parsing import ParsedModelOutput
 from slime.backends.embedded_engine.tokenizer import GrowingText
@@ -21,6 +23,7 @@ Follow = Callable[[str, str], Awaitable[None]]
 
 _CALL, _THOUGHT_OPENS, _THOUGHT_CLOSES = "<tool_call>", "<think>", "</think>"
 _HALF_A_CHARACTER = "\ufffd"
+_SHOWN = 100
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
@@ -91,13 +94,19 @@ def _message_of(body: str) -> str:
     return said if isinstance(said, str) else body
 
 
-async def body_of(request: web.Request) -> Any:
+async def body_of(request: web.Request, shape: TypeAdapter[Any]) -> Any:
     """The JSON of a request, whose conversation may be long.
 
     Raises:
-        ValueError: it is none.
+        Refused: it is none, or has not this shape.
     """
-    return orjson.loads(await request.read())
+    read = await request.read()
+    try:
+        body = orjson.loads(read)
+    except orjson.JSONDecodeError as error:
+        raise Refused(400, f"the body {read[:_SHOWN]!r} (wanted: JSON; {error})") from error
+    check(shape, body)
+    return body
 
 
 class EventStream:

@@ -59,11 +59,13 @@ class OpenSessions:
     ) -> list[Sample]:
         """Closes a session and returns its samples; none if it had no turn, or was finished before.
 
+        No turn begins from now on. Those under way are part of it if they end in time.
+
         A session that an abort cut through gives ``base_sample`` back, ABORTED. An update of the weights does
         not: its turns go on.
 
         Args:
-            wait_timeout: seconds that turns under way have; later ones are not recorded.
+            wait_timeout: seconds that turns under way have; what ends later is not recorded.
         """
         session = self._sessions.get(sid)
         if session is None:
@@ -89,7 +91,7 @@ class OpenSessions:
         """Forgets a session with all that was said; turns under way are not recorded."""
         session = self._sessions.pop(sid, None)
         if session is not None:
-            session.closed = True
+            session.closed = session.dropped = True
             self._ended[sid] = None
             if len(self._ended) > _ENDED_KEPT:
                 del self._ended[next(iter(self._ended))]

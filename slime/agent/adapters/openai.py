@@ -23,12 +23,12 @@ from slime.agent.adapters.openai_fields import (
     top_log_probs,
     with_arguments,
 )
+from slime.agent.adapters.openai_shapes import COMPLETION
 from slime.agent.adapters.responses import Responses
 from slime.agent.adapters.session import OPENAI_PARAMS, TurnRequest
 
 # Would change the answer, and there is no way to heed them.
 _REFUSED = ("logit_bias", "functions", "function_call", "audio", "prediction", "web_search_options")
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class OpenAIAdapter(BaseAdapter):
@@ -53,7 +53,7 @@ class OpenAIAdapter(BaseAdapter):
         try:
             if named := bearer(request):
                 self.open_session_of(named)
-            body = await body_of(request)
+            body = await body_of(request, COMPLETION)
             messages, tools, params = _read(body, self._tool_parser)
             single = not is_set(body, "parallel_tool_calls", default=True)
             asked = TurnRequest(session_of(request, body), messages, tools, params, single)
@@ -116,12 +116,10 @@ def _read(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any]]:
     """Messages, tools and sampling parameters of a request."""
     messages = [_as_templates_have_it(message) for message in body["messages"]]
-    if not messages:
-        raise ValueError("no messages")
-    if body.get("n", 1) != 1:
-        raise ValueError("n other than 1: a session is one conversation")
+    if (number := body.get("n")) not in (None, 1):
+        raise Refused(400, f"n {number!r:.200} (wanted: 1, as a session is one conversation)")
     if ignored := [name for name in _REFUSED if body.get(name)]:
-        raise Refused(400, f"{ignored[0]}: not supported (wanted: without)")
+        raise Refused(400, f"{ignored[0]} {body[ignored[0]]!r:.200}: not supported (wanted: without)")
     choice = body.get("tool_choice")
     params = {ours: body[name] for name, ours in OPENAI_PARAMS.items() if body.get(name) is not None}
     params |= _grammar(body.get("response_format"))
@@ -138,8 +136,8 @@ def _read(
 def _grammar(wanted: Mapping[str, Any] | None) -> dict[str, str]:
     """Returns the engine's parameter for ``response_format``."""
     kind = wanted["type"] if wanted else "text"
-    holder = wanted["json_schema"] if wanted and kind == "json_schema" else {}
-    return grammar(kind, holder, "response_format")
+    holder = (wanted or {}).get("json_schema") or {}
+    return grammar(kind, holder, "response_format.json_schema")
 
 
 def _top_log_probs(body: Mapping[str, Any]) -> int:
@@ -148,8 +146,6 @@ def _top_log_probs(body: Mapping[str, Any]) -> int:
 
 def _as_templates_have_it(message: dict[str, Any]) -> dict[str, Any]:
     """A message whose calls have mappings as arguments; no template knows developers, who are the system."""
-    if message["role"] not in _ROLES:
-        raise ValueError(f"role {message['role']!r} (wanted: {', '.join(_ROLES)})")
     said = {**message, "role": "system"} if message["role"] == "developer" else message
     calls = message.get("tool_calls")
     return {**said, "tool_calls": [with_arguments(call) for call in calls]} if calls else said

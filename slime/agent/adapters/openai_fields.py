@@ -30,14 +30,20 @@ def bearer(request: web.Request) -> str:
 
 
 def grammar(kind: str, holder: Mapping[str, Any], field: str) -> dict[str, str]:
-    """Returns the engine's parameter for a format of this kind, whose schema is in ``holder``."""
+    """Returns the engine's parameter for a format of this kind, whose schema is in ``holder``.
+
+    Raises:
+        Refused: it is not there.
+    """
     if kind == "text":
         return {}
     if kind == "json_object":
         return {"json_schema": json.dumps({"type": "object"})}
     if kind == "json_schema":
+        if not isinstance(holder.get("schema"), dict):
+            raise Refused(400, f"{field}.schema missing (wanted: an object)")
         return {"json_schema": json.dumps(holder["schema"])}
-    raise ValueError(f"{field} of type {kind!r} (wanted: text, json_object or json_schema)")
+    raise Refused(400, f"{field} {kind!r} (wanted: text, json_object or json_schema)")
 
 
 def forced(
@@ -49,7 +55,8 @@ def forced(
         Refused: the answer has to be of a format as well, or no call can be forced.
     """
     if "json_schema" in params:
-        raise Refused(400, "tool_choice: a forced call beside a format of the answer (wanted: one of them)")
+        told = "'required'" if name is None else repr(name)
+        raise Refused(400, f"tool_choice {told} beside a format of the answer (wanted: one of them)")
     return forced_call(name, tools, tool_parser)
 
 
@@ -60,13 +67,13 @@ def top_log_probs(body: Mapping[str, Any], told: bool, by: str) -> int:
         told: the request wants log-probs at all, which ``by`` says.
 
     Raises:
-        ValueError: it is no such number, or no log-probs are wanted beside it.
+        Refused: it is no such number, or no log-probs are wanted beside it.
     """
-    number = body.get("top_logprobs") or 0
-    if type(number) is not int or not 0 <= number <= _MAX_TOP_LOG_PROBS:
-        raise ValueError(f"top_logprobs {number!r} (wanted: 0 to {_MAX_TOP_LOG_PROBS})")
+    number: int = body.get("top_logprobs") or 0
+    if not 0 <= number <= _MAX_TOP_LOG_PROBS:
+        raise Refused(400, f"top_logprobs {number!r} (wanted: 0 to {_MAX_TOP_LOG_PROBS})")
     if number and not told:
-        raise ValueError(f"top_logprobs {number} without {by} (wanted: both)")
+        raise Refused(400, f"top_logprobs {number} without {by} (wanted: both)")
     return number
 
 
@@ -88,22 +95,24 @@ def check_functions(tools: Sequence[Tool]) -> None:
     """Looks at every function on offer, whether or not it is called for.
 
     Raises:
-        ValueError: one has a name that is no text.
         Refused: it is neither true nor false whether one is strict.
     """
     for tool in tools:
-        if tool.get("type") != "function":
-            continue
-        if not isinstance(tool["function"]["name"], str):
-            raise ValueError(f"a tool's function.name is {tool['function']['name']!r} (wanted: text)")
         is_set(tool["function"], "strict", default=False)
 
 
 def with_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call whose arguments are a mapping: a template would write text as text once more."""
+    """A call whose arguments are a mapping: a template would write text as text once more.
+
+    Raises:
+        Refused: they are no JSON.
+    """
     function = dict(call["function"])
-    if isinstance(function.get("arguments"), str):
-        function["arguments"] = json.loads(function["arguments"] or "{}")
+    if not isinstance(written := function.get("arguments"), Mapping):
+        try:
+            function["arguments"] = json.loads(written or "{}")
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, f"arguments of a call {written!r:.200} (wanted: JSON; {error})") from error
     return {**call, "function": function}
 
 

@@ -116,7 +116,8 @@ class Rendering:
                 **self._options,
             )
         except Exception as error:  # templates are programs of third parties, messages those of an agent
-            raise Refused(400, f"the chat template fails on these messages: {error}") from error
+            told = f"messages: the chat template fails on these: {error}"
+            raise Refused(400, f"{told} (wanted: some that it takes)") from error
 
     def _guarded(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Leaves the messages of the model as they are: what looks like a control token there is one."""
@@ -144,8 +145,8 @@ def with_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(content, str):
         return message
     if not isinstance(content, list | tuple | None):
-        raise Refused(400, f"content {content!r} (wanted: text or parts of it)")
+        raise Refused(400, f"content {content!r:.200} (wanted: text or parts of it)")
     for part in content or ():
         if not isinstance(part, str) and not isinstance(part.get("text"), str):
-            raise Refused(400, f"a part of type {part.get('type')!r} (wanted: text)")
+            raise Refused(400, f"content: a part {part!r:.200} (wanted: of type text)")
     return {**message, "content": flatten_content(content)}

@@ -19,6 +19,7 @@ from slime.agent.adapters.openai_fields import (
     session_of,
     with_arguments,
 )
+from slime.agent.adapters.openai_shapes import RESPONSE
 from slime.agent.adapters.responses_request import ResponseRequest, read_request
 from slime.agent.adapters.session import KeptResponse, Refused, Session, Turn, TurnRequest
 
@@ -53,7 +54,7 @@ class Responses:
         try:
             if named := bearer(request):
                 self._adapter.open_session_of(named)
-            body = await body_of(request)
+            body = await body_of(request, RESPONSE)
             sid = session_of(request, body)
             session = self._adapter.open_session_of(sid)
             wanted = read_request(body, self._tool_parser, session.responses)
@@ -74,9 +75,10 @@ class Responses:
     async def get(self, request: web.Request) -> web.Response:
         """Answers with a response that is kept."""
         try:
-            if request.query:
-                asked = ", ".join(request.query)
-                raise Refused(400, f"{asked}: not supported of a kept response (wanted: without)")
+            for name, value in request.query.items():
+                raise Refused(
+                    400, f"{name} {value!r:.200} of a kept response: not supported (wanted: without)"
+                )
             return web.json_response(self._kept_of(request)[request.match_info["id"]].told)
         except Refused as error:
             return error_response(error.status, str(error))

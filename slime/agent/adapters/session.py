@@ -38,6 +38,8 @@ class Session:
 
     Attributes:
         responses: those that are kept, by their ids.
+        closed: no turn begins any more.
+        dropped: nor is one recorded.
         running: turns under way.
         aborted: the engine gave up on one of its turns, so what the agent made is not whole.
     """
@@ -46,6 +48,7 @@ class Session:
     max_context_tokens: int
     responses: "dict[str, KeptResponse]" = field(default_factory=dict)
     closed: bool = False
+    dropped: bool = False
     aborted: bool = False
     running: int = 0
 
@@ -148,18 +151,21 @@ def sampling_of_turn(session: Session, params: Mapping[str, Any], prompt_tokens:
             where it says some.
     """
     if type(asked := params.get("max_new_tokens", 1)) is not int or asked < 1:
-        raise Refused(400, f"{asked!r} tokens at most (wanted: a number of them)")
+        raise Refused(400, f"max_new_tokens {asked!r:.200} (wanted: at least 1)")
     _check_stop(params.get("stop", []))
     own = {key: value for key, value in session.sampling.items() if value is not None}
     limits = [found["max_new_tokens"] for found in (own, params) if "max_new_tokens" in found]
     if session.max_context_tokens:
         limits.append(session.max_context_tokens - prompt_tokens)
         if limits[-1] <= 0:
-            raise Refused(400, f"{prompt_tokens} tokens of context, at most {session.max_context_tokens}")
+            most = session.max_context_tokens
+            raise Refused(
+                400, f"the prompt: {prompt_tokens} tokens of context, at most {most} (wanted: fewer)"
+            )
     return {**params, **own, **({"max_new_tokens": min(limits)} if limits else {})}
 
 
 def _check_stop(stop: Any) -> None:
     texts = [stop] if isinstance(stop, str) else stop
     if not isinstance(texts, list | tuple) or not all(text and isinstance(text, str) for text in texts):
-        raise Refused(400, f"stop strings {stop!r} (wanted: a text or a list of texts, none of them empty)")
+        raise Refused(400, f"stop {stop!r:.200} (wanted: a text or a list of texts, none of them empty)")
