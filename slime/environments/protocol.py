@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 LARGEST = 2**20
-"""Bytes of an observation. One that is larger has filled no context, and would keep all episodes waiting."""
+"""Bytes of an observation, or of the tools. What is larger fits no context, and keeps all others waiting."""
 Message = Mapping[str, Any]
 Observation = str | Sequence[Message]
 """Messages as chat templates have them. A text is one message: of a tool if the model has called one, else of
@@ -110,10 +110,15 @@ def _readable(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for content in (message.get("content") for message in messages):
         if not _is_text(content):
             raise TypeError(f"observation with the content {content!r:.200} (wanted: text or parts of it)")
-    size = len(json.dumps(messages, ensure_ascii=False).encode())
-    if size > LARGEST:
-        raise ValueError(f"observation of {size / 2**20:.1f} MiB (wanted: {LARGEST // 2**20} at most)")
+    _check_size("observation", messages)
     return messages
+
+
+def _check_size(what: str, value: Any) -> None:
+    """Raises TypeError if it is no JSON, ValueError if it is too large."""
+    size = len(json.dumps(value, ensure_ascii=False).encode())
+    if size > LARGEST:
+        raise ValueError(f"{what} of {size / 2**20:.1f} MiB (wanted: {LARGEST // 2**20} at most)")
 
 
 def _is_text(content: Any) -> bool:
@@ -142,5 +147,14 @@ def checked_step(step: Any) -> Step:
 
 
 def tools_of(environment: Any) -> list[Any]:
-    """The tools on offer."""
-    return list(getattr(environment, "tools", None) or ())
+    """The tools on offer.
+
+    Raises:
+        TypeError: they are no list of JSON objects.
+        ValueError: they are too large.
+    """
+    tools = list(getattr(environment, "tools", None) or ())
+    if not all(isinstance(tool, Mapping) for tool in tools):
+        raise TypeError(f"tools {tools!r:.200} (wanted: a list of JSON schemas)")
+    _check_size("tools", tools)
+    return tools

@@ -19,8 +19,9 @@ from slime.rollout.filter_hub.base_types import (
     filtered,
     should_drop_dynamic_filter_output,
 )
+from slime.rollout.fruitless import FruitlessGroups
 from slime.rollout.generate_state import GenerateState
-from slime.rollout.generation import check_given_up, generate_and_rm_group, is_given_up
+from slime.rollout.generation import generate_and_rm_group, is_given_up
 from slime.rollout.ledger import ABORTED, SPLIT, RolloutAccount
 from slime.rollout.sample_hooks import set_current_rollout_id
 from slime.utils.async_utils import cancel_all, get_async_loop, run
@@ -77,7 +78,8 @@ class AsyncRolloutWorker:
         self._finished: list[list[Any]] = []
         self._drops, self._counts = MetricGatherer(), Counter[str]()
         self._stopped, self._holds = True, 0
-        self._rollout_id, self._wanted, self._handed_at, self._given_up_in_a_row = 0, 0, -1, 0
+        self._rollout_id, self._wanted, self._handed_at = 0, 0, -1
+        self._fruitless = FruitlessGroups(concurrency)
         self._failure: Exception | None = None
         self._arrived = asyncio.Event()
 
@@ -213,18 +215,16 @@ class AsyncRolloutWorker:
             await clock.settled()
             if not self._take_up(work):
                 return
+        self._fruitless.see(work.result)
         if is_given_up(work.result):
             self._give_up(work)
         else:
-            self._given_up_in_a_row = 0
             self._judge(work)
 
     def _give_up(self, work: _Work) -> None:
         """A sample was aborted, though no update interrupted it; another group takes its place."""
-        if not self._given_up_in_a_row:
+        if self._fruitless.in_a_row == 1:
             logger.warning("%s: a generate function aborted one of them", name_samples(work.begun))
-        self._given_up_in_a_row += 1
-        check_given_up(self._given_up_in_a_row, self.concurrency, work.result)
         self.account.drop(work.leased, ABORTED)
 
     def _sign(self, work: _Work) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from slime.environments.hosted import ACT
 from slime.environments.protocol import Answer, Environment, Step, checked_step, messages_of, tools_of
 from slime.rollout.base_types import GradingFailed, RolloutError
-from slime.rollout.rm_hub.grading_pool import GradingProcess
+from slime.rollout.rm_hub.grading_pool import GradingProcess, LabelAtFault
 from slime.utils.async_utils import Slots
 
 Task = Mapping[str, Any]
@@ -230,7 +230,7 @@ class _ProcessEpisode:
         ask = partial(self._server.process.call, ACT, name, *args)
         try:
             return await self._server.thread.call(partial(ask, once=name != "begin"))
-        except GradingFailed as failure:
+        except (GradingFailed, LabelAtFault) as failure:
             raise EnvironmentFailed(f"environment {self._path}: {failure}") from failure
 
 

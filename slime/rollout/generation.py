@@ -11,7 +11,7 @@ from slime.config.generation import GenerationConfig
 from slime.config.router import RouterConfig
 from slime.config.run import filled
 from slime.observability.trace_utils import build_sglang_meta_trace_attrs, span_of
-from slime.rollout.attempts import FINISHED, flatten
+from slime.rollout.attempts import FINISHED
 from slime.rollout.base_types import RolloutError, accepted, blame, describe, name_samples
 from slime.rollout.checks import check_reward, check_samples
 from slime.rollout.generate_state import GenerateState, params_for_sample
@@ -32,9 +32,6 @@ logger = logging.getLogger(__name__)
 # Of a second each, on top of the router's own: long enough for a worker to come back, short enough
 # for a dead router to be reported within half a minute.
 GENERATE_RETRIES = 20
-
-# Times the groups that are under way: beyond bad luck, and long before all data was asked for in vain.
-MAX_GIVEN_UP = 20
 
 
 def get_model_url(args: RouterConfig, model_name: str = "default", endpoint: str = "/generate") -> str:
@@ -283,15 +280,6 @@ def is_given_up(group: list[Any]) -> bool:
     """
     samples = [sample for result in group for sample in _as_list(result)]
     return any(sample.status is Sample.Status.ABORTED and sample.reward is None for sample in samples)
-
-
-def check_given_up(in_a_row: int, under_way: int, group: list[Any]) -> None:
-    """Raises RolloutError once `MAX_GIVEN_UP` times the groups ``under_way`` were given up in a row."""
-    if in_a_row >= MAX_GIVEN_UP * under_way:
-        raise RolloutError(
-            f"{in_a_row} groups in a row had a sample that its generate function aborted, "
-            f"the last one {name_samples(flatten(group))}: the batch would never be full"
-        )
 
 
 def _generators(config: GenerationConfig, samples: list[Sample]) -> str:

@@ -29,9 +29,9 @@ from slime.rollout.filter_hub.base_types import (
     filtered,
     should_drop_dynamic_filter_output,
 )
+from slime.rollout.fruitless import FruitlessGroups
 from slime.rollout.generate_state import GenerateState, Task
 from slime.rollout.generation import (
-    check_given_up,
     generate,
     generate_and_rm,
     generate_and_rm_group,
@@ -136,9 +136,11 @@ class _Collection:
     spare: list[tuple[list[Any], list[Any]]] = field(default_factory=list)
     given_up: int = 0
     metrics: MetricGatherer = field(default_factory=MetricGatherer)
-    _given_up_in_a_row: int = 0
     _done: list[Task] = field(default_factory=list)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._fruitless = FruitlessGroups(self.config.rollout.over_sampling_batch_size)
 
     @property
     def full(self) -> bool:
@@ -195,10 +197,10 @@ class _Collection:
                 f"group of sample {_first_index(group)} came back with {len(group)} samples, "
                 f"expected {self.config.batches.n_samples_per_prompt}"
             )
+        self._fruitless.see(group)
         if is_given_up(group):
             self._give_up(taken, group)
             return
-        self._given_up_in_a_row = 0
         if self.full and self.keeps_surplus:
             self._keep_finished(taken, group)
             return
@@ -222,8 +224,6 @@ class _Collection:
         if not self.given_up:
             logger.warning("%s: a generate function aborted one of them", name_samples(flatten(group)))
         self.given_up += 1
-        self._given_up_in_a_row += 1
-        check_given_up(self._given_up_in_a_row, self.config.rollout.over_sampling_batch_size, group)
         if self.config.rollout.partial_rollout and can_go_on(group):
             self.spare.append((taken, group))
         else:

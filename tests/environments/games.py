@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -94,6 +95,29 @@ def _loop() -> None:
         time.sleep(0.01)
 
 
+class LabelError(ValueError):
+    """What graders raise who cannot read their label."""
+
+
+def _blame_the_label() -> None:
+    raise LabelError("no mathematics")
+
+
+def _flood() -> None:
+    """Says without an end what is no reply, where replies are said."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    pipe = next(n for n in range(3, 64) if _is_pipe(n))
+    while True:
+        os.write(pipe, b" " * 4096)
+
+
+def _is_pipe(descriptor: int) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
+
+
 def _raise() -> None:
     raise ZeroDivisionError("by zero")
 
@@ -106,6 +130,8 @@ _MISDEEDS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "leave a child": lambda: subprocess.Popen(["sleep", "600"]) and Step("go on"),
     "raise": _raise,
+    "blame the label": _blame_the_label,
+    "flood": _flood,
     "exhaust": lambda: next(iter(())),
     "say nothing": lambda: None,
     "nan": lambda: Step("go on", reward=float("nan")),

@@ -71,5 +71,20 @@ def test_an_answer_survives_json():
     assert Answer.from_dict(asdict(answer)) == answer
 
 
+@pytest.mark.parametrize(
+    ("tools", "error", "why"),
+    [
+        ([{**LOOK, "more": "x" * LARGEST}], ValueError, r"tools of 1\.0 MiB \(wanted: 1 at most\)"),
+        (["look"], TypeError, r"tools \['look'\] \(wanted: a list of JSON schemas\)"),
+        ([{"more": {1}}], TypeError, "set is not JSON"),
+    ],
+)
+def test_tools_are_json_and_fit_a_context(tools, error, why):
+    environment = Guess()
+    environment.tools = tools
+    with pytest.raises(error, match=why):
+        tools_of(environment)
+
+
 def test_tools_are_optional():
     assert tools_of(Shelves()) == [LOOK] and tools_of(Guess()) == []

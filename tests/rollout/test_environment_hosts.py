@@ -70,6 +70,8 @@ async def test_it_plays_as_in_a_thread(make_hosts):
         ("kill", "ended with exit status -9"),
         ("leave a child", "left processes behind"),
         ("raise", "ZeroDivisionError: by zero"),
+        ("blame the label", "LabelError: no mathematics"),
+        ("flood", "a reply of more than 32 MiB"),
         ("say nothing", "step returned None"),
         ("nan", "the reward nan"),
     ],
@@ -142,6 +144,18 @@ async def test_one_that_cannot_be_made_ends_the_run(make_hosts, path, options, w
     with pytest.raises(RolloutError, match=why) as failure:
         await play(make_hosts(path, options))
     assert not isinstance(failure.value, EnvironmentFailed)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_an_episode_that_begins_with_a_label_at_fault_costs_itself_alone(make_hosts, inside):
+    from tests.environments.games import Wayward
+
+    told = "blame the label"
+    hosts = (
+        make_hosts(WAYWARD, {"told": told}) if inside else Threads(lambda args: Wayward(told), WAYWARD, 60)
+    )
+    with pytest.raises(EnvironmentFailed, match="LabelError: no mathematics"):
+        await play(hosts)
 
 
 async def test_a_class_that_is_not_there_ends_the_run(make_hosts):

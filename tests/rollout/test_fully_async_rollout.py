@@ -364,7 +364,7 @@ def test_a_function_that_gives_up_every_group_ends_the_rollout(engine, async_arg
 
 
 def test_a_function_that_gives_up_now_and_then_ends_nothing(engine, async_args, make_source, monkeypatch):
-    monkeypatch.setattr("slime.rollout.generation.MAX_GIVEN_UP", 2)
+    monkeypatch.setattr("slime.rollout.fruitless.MAX_IN_A_ROW", 2)
     one_by_one = {"sglang_server_concurrency": 1, "rollout_batch_size": 1}
     args = async_args(custom_generate_function_path=PLUGINS + "giving_up_every_other", **one_by_one)
     source = make_source(args)

@@ -1,6 +1,7 @@
 """Graders that hang or die cost their sample and nothing else."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -243,7 +244,7 @@ async def test_a_group_whose_grader_fails_as_a_whole_has_no_rewards(make_args):
 
 async def test_a_bad_label_still_ends_the_run(make_args):
     args = make_args(custom_rm_path=None, rm_type="math")
-    with pytest.raises(RolloutError, match=r"GraderError: .*not a mathematical expression"):
+    with pytest.raises(RolloutError, match=r"LabelAtFault: .*not a mathematical expression"):
         await async_rm(args, Sample(response="\\boxed{1}", label="\\text{}"))
 
 
@@ -259,3 +260,32 @@ def test_a_grader_that_hangs_ends_by_itself_even_if_nobody_waits_for_it():
             assert process.wait(300) == -signal.SIGALRM
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.01])
+def test_what_says_no_end_is_heard_to_no_end_of_time_or_size(monkeypatch, pause):
+    """With pauses too: each piece comes in time."""
+    monkeypatch.setattr(grading_pool, "_LARGEST_REPLY", 1 << 20 if pause else 1 << 16)
+    heard, said = os.pipe()
+    stopped = threading.Event()
+
+    def say():
+        while not stopped.wait(pause):
+            os.write(said, b"x" * (1 if pause else 4096))
+
+    speaker = threading.Thread(target=say)
+    speaker.start()
+    try:
+        if pause:
+            assert grading_pool._read_line(heard, 0.3) == (b"", False)
+        else:
+            with pytest.raises(grading_pool._ReplyTooLarge):
+                grading_pool._read_line(heard, 300)
+    finally:
+        stopped.set()
+        os.set_blocking(heard, False)
+        while speaker.is_alive():
+            with contextlib.suppress(BlockingIOError):
+                os.read(heard, 1 << 16)
+        os.close(heard)
+        os.close(said)

@@ -1,12 +1,9 @@
-"""What a request to an engine says of a sample, and where a rollout gives up."""
+"""What a request to an engine says of a sample, and which group is given up."""
 
 import pytest
 
-from slime.rollout import generation
 from slime.rollout.attempts import is_finished, was_finished
-from slime.rollout.base_types import RolloutError
 from slime.rollout.generation import (
-    check_given_up,
     is_given_up,
     made_before,
     prepare_request,
@@ -20,17 +17,6 @@ from tests.run_args import config_with
 
 ABORTED, COMPLETED = Sample.Status.ABORTED, Sample.Status.COMPLETED
 RADIX_TREE = "slime.router.middleware_hub.radix_tree_middleware.RadixTreeMiddleware"
-
-
-@pytest.mark.parametrize(("in_a_row", "under_way", "ends"), [(7, 2, False), (8, 2, True), (9, 2, True)])
-def test_a_rollout_ends_when_so_many_groups_in_a_row_were_given_up(monkeypatch, in_a_row, under_way, ends):
-    monkeypatch.setattr(generation, "MAX_GIVEN_UP", 4)
-    group = [[Sample(index=3, group_index=1)], Sample(index=4, group_index=1)]
-    if not ends:
-        check_given_up(in_a_row, under_way, group)
-        return
-    with pytest.raises(RolloutError, match=rf"^{in_a_row} groups in a row .* one samples \[3, 4\]:"):
-        check_given_up(in_a_row, under_way, group)
 
 
 @pytest.mark.parametrize(

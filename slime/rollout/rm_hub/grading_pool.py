@@ -38,6 +38,7 @@ _GRACE_S = 2.0
 _ENDING_S = 1.0
 _MARK = "SLIME_GRADING_PROCESS"
 _CHUNK = 1 << 16
+_LARGEST_REPLY = 32 << 20
 # Of a process that computes for one at a time, and of which there are many.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _PYTHONS_OWN = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONHASHSEED", "PYTHONPYCACHEPREFIX", "LANG", "LC_ALL")
@@ -126,6 +127,10 @@ class GraderError(RuntimeError):
     """Grading cannot work at all: the label is at fault, or the process does not start."""
 
 
+class LabelAtFault(GraderError):
+    """The grader says that it cannot grade by this label."""
+
+
 class ProcessDied(Exception):
     """The process ended without a reply and not by its time limit."""
 
@@ -163,7 +168,7 @@ class GradingProcess:
 
         Raises:
             GradingFailed: it did not come to an end within the limit, raised, or took its process with it.
-            GraderError: it cannot be imported, or says that the label is at fault.
+            GraderError: it cannot be imported, or (`LabelAtFault`) says that the label is at fault.
         """
         shown = f"{function} on {args!r:.160}"
         try:
@@ -176,7 +181,7 @@ class GradingProcess:
             except ProcessDied as error:
                 raise GradingFailed(f"{shown}: {error}") from error
         if "label_error" in reply:
-            raise GraderError(f"{shown}: {reply['label_error']}")
+            raise LabelAtFault(f"{shown}: {reply['label_error']}")
         if "failed" in reply:
             if reply["failed"] == "it left processes behind":
                 self.stop()
@@ -218,7 +223,11 @@ class GradingProcess:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
-        line, in_time = _read_line(process.stdout.fileno(), limit_s + _GRACE_S)
+        try:
+            line, in_time = _read_line(process.stdout.fileno(), limit_s + _GRACE_S)
+        except _ReplyTooLarge as error:
+            self.stop()
+            return {"failed": str(error)}
         if line:
             return json.loads(line)
         code = None if not in_time else _exit_code(process)
@@ -255,19 +264,29 @@ def _tell(missing: str) -> None:
     logger.warning("graders run on this machine without being shut off from: %s", missing)
 
 
+class _ReplyTooLarge(Exception):
+    """A process says more than any grader has to say."""
+
+
 def _read_line(descriptor: int, limit_s: float) -> tuple[bytes, bool]:
-    """One line, empty without one; and whether the process said or ended something in time."""
+    """One line, empty without one; and whether the process said or ended something in time.
+
+    Raises:
+        _ReplyTooLarge: it goes on without an end.
+    """
     deadline = time.monotonic() + limit_s
-    line = b""
+    line = bytearray()
     while not line.endswith(b"\n"):
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
             return b"", False
         chunk = os.read(descriptor, _CHUNK)
         if not chunk:
             return b"", True
         line += chunk
-    return line, True
+        if len(line) > _LARGEST_REPLY:
+            raise _ReplyTooLarge(f"a reply of more than {_LARGEST_REPLY >> 20} MiB")
+    return bytes(line), True
 
 
 def _exit_code(process: "subprocess.Popen[bytes]") -> int | None:
