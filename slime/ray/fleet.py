@@ -98,13 +98,14 @@ class Fleet:
         return [(str(engine), place) for engine in living for place in engine.handle.processes()]
 
     def start(self) -> None:
-        """Launches everything at once, and returns when every engine is routed to."""
+        """Launches everything at once, and returns when engines that wait for no weights are routed to."""
         for model in self.models.values():
             model.launch()
         for model in self.models.values():
             model.wait_ready(self._config.cluster.engine_startup_timeout)
             for engine in model.living:
-                model.admit(engine)
+                if not model.waits_for_weights:
+                    model.admit(engine)
                 if model.takes_updates and self._config.weight_sync.check_weight_update_equal:
                     # Now, as an engine that shares GPUs gives its weights away before the first update.
                     engine.client.weights_checker("snapshot")

@@ -66,15 +66,18 @@ def _spawned(config: FleetConfig, place: GroupPlace, slots: Slots, trainer_gpus:
 
 def _external_model(config: FleetConfig) -> ServedModel:
     infos = external_engines(config)
+    gets_weights = not config.debug.debug_rollout_only
     groups, first = [], 0
     for kind in dict.fromkeys(info.worker_type for info in infos):
         endpoints = [info.endpoint for info in infos if info.worker_type == kind]
-        groups.append(EngineGroup(ExternalEngines(endpoints), kind=kind, first_rank=first))
+        source = ExternalEngines(endpoints, gets_weights=gets_weights)
+        groups.append(EngineGroup(source, kind=kind, first_rank=first))
         first += len(endpoints)
     start = partial(
         _start_router, config, DEFAULT, halves=len(groups) > 1, known=[info.url for info in infos]
     )
-    return ServedModel(DEFAULT, groups, start, router_restarts=_router_restarts(config, DEFAULT))
+    restarts = _router_restarts(config, DEFAULT)
+    return ServedModel(DEFAULT, groups, start, waits_for_weights=gets_weights, router_restarts=restarts)
 
 
 def _router_restarts(config: FleetConfig, model: str) -> int:

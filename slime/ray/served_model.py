@@ -24,6 +24,8 @@ class ServedModel:
     Args:
         start_router: starts it, each time at the same address, and returns when it answers.
         takes_updates: whether the trainer's weights go to the engines.
+        waits_for_weights: whether nothing reaches the engines before they were given weights. What they hold
+            at the start may be anything where somebody else has started them.
         router_restarts: how often in one rollout a router that has ended is started again.
 
     Attributes:
@@ -37,9 +39,10 @@ class ServedModel:
         start_router: Callable[[], Router],
         *,
         takes_updates: bool = True,
+        waits_for_weights: bool = False,
         router_restarts: int = 0,
     ) -> None:
-        self.name, self.takes_updates = name, takes_updates
+        self.name, self.takes_updates, self.waits_for_weights = name, takes_updates, waits_for_weights
         self._groups = list(groups)
         self._start_router = start_router
         self.router: Router | None = None

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from slime.backends.sglang_utils.client import EngineClient
 from slime.rollout.sglang_rollout import get_model_url
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.e2e
 
 _KILL_AT = 20  # a sample of the second rollout
 NOTE = "SLIME_TEST_JUDGE"
+UPDATE_NOTE = "SLIME_TEST_UPDATE"
 
 
 async def judged_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
@@ -127,6 +129,50 @@ def test_engines_and_a_router_of_somebody_elses_are_used_updated_and_left_alone(
         assert server.client.get("/model_info").json()["weight_version"] == "3"
     assert router.poll() is None
     assert servers[0].client.get(f"http://127.0.0.1:{port}/workers").json()["workers"] == []
+
+
+def die_in_the_second_update(args: Namespace) -> None:
+    """The engine has got one bucket of it, and no more, when the trainer's process is killed."""
+    note = Path(os.environ[UPDATE_NOTE])
+    send, begin, begun = EngineClient.update_weights_from_distributed, EngineClient.begin_weight_update, []
+
+    def counted(self: EngineClient) -> None:
+        begun.append(self)
+        begin(self)
+
+    def last(self: EngineClient, *arguments: Any, **options: Any) -> None:
+        send(self, *arguments, **options)
+        if len(begun) == 2 and not note.exists():
+            note.write_text("killed")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    EngineClient.begin_weight_update = counted  # type: ignore[method-assign]
+    EngineClient.update_weights_from_distributed = last  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("tolerant", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_an_engine_of_somebody_elses_with_half_an_update_is_taken_over(
+    tolerant: bool, start, rl_flags, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the run that goes on from the checkpoint, or by the same one with other ranks."""
+    monkeypatch.setenv(UPDATE_NOTE, str(tmp_path / "note"))
+    server = Server(model, "--dtype", "float32").wait_ready()
+    flags = ["--rollout-external-engine-addrs", server.url.removeprefix("http://")]
+    flags += ["--save", tmp_path / "saved", "--load", tmp_path / "saved", "--save-interval", 1]
+    flags += ["--custom-megatron-init-path", "tests.e2e.test_fleets.die_in_the_second_update"]
+    flags += ["--update-weight-buffer-size", 20_000, *(["--use-fault-tolerance"] if tolerant else [])]
+    try:
+        run = start([*rl_flags, *flags])
+        if not tolerant:
+            assert run.wait() == 1
+            assert "rank 0" in run.output.splitlines()[-1]
+            assert server.client.get("/ready").status_code == 503
+            run = start([*rl_flags, *flags])
+        run.expect_success()
+        assert (tmp_path / "note").exists() and 1 in run.rows("train")
+        assert server.client.get("/model_info").json()["weight_version"] in ("3", "4")
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("fault", ["rope", pytest.param("tensor", marks=pytest.mark.nightly)])

@@ -49,7 +49,7 @@ def fleet(servers: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     where = {"host": "127.0.0.1", "port": free_port(), "prometheus_port": free_port()}
     flags = config_with()
     router = lambda: start_router(flags, **where, log_path=tmp_path / "router.log")
-    fleet = Fleet(config, [ServedModel("default", [EngineGroup(source)], router)])
+    fleet = Fleet(config, [ServedModel("default", [EngineGroup(source)], router, waits_for_weights=True)])
     try:
         fleet.start()
         yield fleet
@@ -71,8 +71,9 @@ def test_they_serve_until_they_no_longer_answer_and_are_not_ours_to_end(
         body = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
         return httpx.post(f"{router.url}/generate", json=body, trust_env=False).json()["output_ids"]
 
-    assert len(generate()) == 4
+    assert router.list_workers() == []
     fleet.admit("default")
+    assert len(generate()) == 4
     assert fleet.endpoints == [endpoint(server) for server in servers]
 
     servers[0].client.post("/pause_generation", json={})

@@ -117,7 +117,7 @@ def test_external_engines_make_one_model_that_is_updated_and_never_started() -> 
         for engine in engines:
             engine.answers["server_info"] = {"tp_size": 2}
         addresses = [engine.url for engine in engines]
-        args = flags(
+        told = dict(
             rollout_external=True,
             rollout_external_engine_addrs=addresses,
             rollout_engine="embedded",
@@ -125,11 +125,13 @@ def test_external_engines_make_one_model_that_is_updated_and_never_started() -> 
             hf_checkpoint="m",
             seed=1,
         )
-        (model,) = fleet_of(args, SLOTS, 0).models.values()
+        (alone,) = fleet_of(flags(**told, debug_rollout_only=True), SLOTS, 0).models.values()
+        assert not alone.waits_for_weights and not alone._groups[0]._source._gets_weights
+        (model,) = fleet_of(flags(**told), SLOTS, 0).models.values()
         for one in model._groups:
             one.launch()
         model.wait_ready(120)
-        assert model.takes_updates
+        assert model.takes_updates and model.waits_for_weights
         found = [(one.url, one.endpoint.num_gpus, one.is_colocated) for one in model.living]
         assert found == [(url, 2, False) for url in addresses]
         engines[1].stop()

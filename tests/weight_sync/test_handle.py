@@ -194,7 +194,7 @@ def test_a_rank_that_fails_half_way_is_named_on_all_and_the_next_update_is_whole
     session = [path for path in engine.paths if path != "update_weights_from_tensor"]
     opened = ["pause_generation", "flush_cache", "begin_weight_update"]
     closed = ["end_weight_update", "continue_generation"]
-    assert session == [*opened, *closed, *opened, "end_weight_update", *opened, *closed]
+    assert session == [*opened, *closed, *opened, "pause_generation", "end_weight_update", *opened, *closed]
     assert engine.seen("update_weights_from_tensor")[-1]["weight_version"] == "6"
 
 

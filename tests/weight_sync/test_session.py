@@ -26,6 +26,7 @@ WHOLE = [
     *("pause_generation", "flush_cache", "begin_weight_update"),
     *("end_weight_update", "continue_generation"),
 ]
+INTERRUPTED = ["pause_generation", "end_weight_update"]
 
 
 class Session(SessionTransport):
@@ -111,9 +112,9 @@ def test_an_update_that_was_left_open_is_ended_and_has_nothing_to_be_compared_wi
     session.open("1", PLAN)
     before = len(engine.calls)
     session.connect([endpoint(engine.url)])
-    assert engine.paths[before:] == ["end_weight_update"]
+    assert engine.paths[before:] == INTERRUPTED
     session.connect([endpoint(engine.url)])
-    assert len(engine.calls) == before + 1
+    assert len(engine.calls) == before + len(INTERRUPTED)
     update(session)
     assert checks(engine) == ["reset_tensors"]
 
@@ -124,7 +125,7 @@ def test_who_takes_over_ends_what_may_be_open(engine):
     session = Session(check_weight_update_equal=True)
     session.take_over()
     session.connect([endpoint(engine.url)])
-    assert engine.paths == ["end_weight_update"]
+    assert engine.paths == INTERRUPTED
     engine.answers["end_weight_update"] = {"success": True}
     update(session)
     assert checks(engine) == []
@@ -132,6 +133,21 @@ def test_who_takes_over_ends_what_may_be_open(engine):
     lost.take_over()
     with pytest.raises(EngineError, match="no answer"):
         lost.connect([endpoint(f"http://127.0.0.1:{free_port()}")])
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_an_update_in_an_engine_of_somebody_elses_is_ended_whenever_it_joins(is_open, engine):
+    """It may have got it from a run before this one, or have missed the end of one of this run."""
+    if not is_open:
+        engine.answers["end_weight_update"] = JSONResponse({"success": False}, status_code=400)
+    flags = dict(rollout_external=True, rollout_external_engine_addrs=["127.0.0.1:1"])
+    session = Session(check_weight_update_equal=True, **flags)
+    for _ in range(2):
+        session.connect([endpoint(engine.url)])
+    assert engine.paths == 2 * INTERRUPTED
+    engine.answers["end_weight_update"] = {"success": True}
+    update(session)
+    assert checks(engine) == ([] if is_open else ["reset_tensors", "compare"])
 
 
 def test_checksums_are_asked_for_where_some_were_taken(engine):

@@ -300,16 +300,21 @@ class ExternalEngine:
 
 
 class ExternalEngines:
-    """A source of engines at these endpoints. One that died serves again if its owner has started it anew."""
+    """A source of engines at these endpoints. One that died serves again if its owner has started it anew.
 
-    def __init__(self, endpoints: Sequence[EngineEndpoint]) -> None:
-        self._endpoints = list(endpoints)
+    Args:
+        gets_weights: whether they are given weights before they generate. One in which a run before this was
+            killed while it updated it stands still until then.
+    """
+
+    def __init__(self, endpoints: Sequence[EngineEndpoint], *, gets_weights: bool = True) -> None:
+        self._endpoints, self._gets_weights = list(endpoints), gets_weights
 
     def __len__(self) -> int:
         return len(self._endpoints)
 
     def can_fill(self, place: int) -> bool:
-        return ExternalEngine(self._endpoints[place]).client.serves()
+        return self._is_up(ExternalEngine(self._endpoints[place]))
 
     def launch(self, place: int, rank: int) -> ExternalEngine:
         return ExternalEngine(self._endpoints[place])
@@ -317,7 +322,7 @@ class ExternalEngines:
     def wait_ready(self, handles: Sequence[ExternalEngine], timeout: float) -> list[EngineEndpoint]:
         deadline = time.monotonic() + timeout
         for handle in handles:
-            while not handle.client.serves():
+            while not self._is_up(handle):
                 if time.monotonic() > deadline:
                     raise EngineStartError(
                         f"engine {handle.endpoint.url}: does not serve after {timeout:g} s "
@@ -325,3 +330,6 @@ class ExternalEngines:
                     )
                 time.sleep(POLL_S)
         return [handle.endpoint for handle in handles]
+
+    def _is_up(self, engine: ExternalEngine) -> bool:
+        return engine.client.health() if self._gets_weights else engine.client.serves()

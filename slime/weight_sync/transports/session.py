@@ -55,6 +55,7 @@ class SessionTransport(Transport):
         self._timeout, self._answer_limit = wait_limit(config.cluster), answer_limit(config)
         self._bucket_bytes = config.weight_sync.update_weight_buffer_size
         self._pause_mode = config.weight_sync.pause_generation_mode
+        self._are_external = config.engines.rollout_external
         self._endpoints: list[EngineEndpoint] = []
         self._engines = EngineClients()  # of rank 0, which alone speaks of sessions
         self._check_pending = config.weight_sync.check_weight_update_equal
@@ -81,9 +82,11 @@ class SessionTransport(Transport):
         if dist.get_rank() == 0:
             self._engines = EngineClients(endpoints, self._answer_limit)
         self._join()
-        if self._is_open:
-            self._check_pending = False  # what there was to compare with is gone
-            self._engines.each(_end_interrupted)
+        # Somebody else's engine may have an update open that a run before this one was killed in.
+        if self._is_open or self._are_external:
+            interrupted = self._engines.each(self._end_interrupted)
+            if self._is_open or any(interrupted):
+                self._check_pending = False  # what there was to compare with is gone
         self._is_open = False
 
     def take_over(self) -> None:
@@ -107,6 +110,21 @@ class SessionTransport(Transport):
         self._engines.each(self._flush)
         if self._check_pending:
             self._engines.each(lambda engine: engine.weights_checker("reset_tensors"))
+
+    def _end_interrupted(self, engine: EngineClient) -> bool:
+        """Ends the update that a failure left open; whether there was one.
+
+        An engine that was started since then has none. It stands still until it has whole weights, also if
+        somebody has let it continue.
+        """
+        engine.pause_generation(self._pause_mode)
+        try:
+            engine.end_weight_update()
+        except EngineError as error:
+            if error.status is None:
+                raise
+            return False
+        return True
 
     def _flush(self, engine: EngineClient) -> None:
         if self._pause_mode == "in_place":
@@ -138,12 +156,3 @@ def _require_session(engine: EngineClient) -> None:
             f"engine {engine.endpoint.url}: has no /begin_weight_update, without which weights that it packs "
             "or lays out anew cannot be replaced (wanted: SGLang 0.5.23, or a checkpoint of another format)"
         )
-
-
-def _end_interrupted(engine: EngineClient) -> None:
-    """Ends the update that a failure left open; an engine that was started since then has none."""
-    try:
-        engine.end_weight_update()
-    except EngineError as error:
-        if error.status is None:
-            raise

@@ -225,6 +225,17 @@ def test_engines_of_others_fill_places_once_they_serve(engine) -> None:
     assert engines.can_fill(0)
 
 
+def test_an_engine_that_is_paused_can_be_given_weights_and_generates_nothing_without(engine) -> None:
+    """It stands still where a run before this one was killed while it updated it."""
+    engine.answers["ready"] = engine.answers["health_generate"] = Response(status_code=503)
+    place = [EngineEndpoint(engine.url, None, 1, None)]
+    updated, not_updated = (ExternalEngines(place, gets_weights=gets) for gets in (True, False))
+    assert updated.can_fill(0) and not not_updated.can_fill(0)
+    assert updated.wait_ready([updated.launch(0, 0)], timeout=600) == place
+    with pytest.raises(EngineStartError, match="does not serve after 0 s"):
+        not_updated.wait_ready([not_updated.launch(0, 0)], timeout=0)
+
+
 def test_a_plug_in_is_told_of_engines_in_its_args(engine, caplog) -> None:
     tells(engine, tp_size=4)
     address = f"127.0.0.1:{engine.port}"
