@@ -27,6 +27,7 @@ from starlette.concurrency import run_in_threadpool
 
 from slime.utils.addresses import is_loopback
 from slime.utils.request_gate import RequestGate
+from slime_plugins.rollout_buffer.buffer_queue import GroupTooLarge
 from slime_plugins.rollout_buffer.pool import Query
 from slime_plugins.rollout_buffer.schema import UnknownFile
 from slime_plugins.rollout_buffer.service import MAX_WAITING
@@ -127,7 +128,7 @@ async def _done(work: "Future[T]") -> T:
     """What the store answers, or the HTTP error that says why it does not."""
     try:
         return await asyncio.wrap_future(work)
-    except (UidTaken, LeaseLost) as error:
+    except (UidTaken, LeaseLost, GroupTooLarge) as error:
         raise HTTPException(409, str(error)) from error
     except BufferFull as error:
         raise HTTPException(429, str(error), {"Retry-After": str(RETRY_AFTER_S)}) from error
@@ -137,8 +138,9 @@ async def _done(work: "Future[T]") -> T:
 
 async def _nothing(buffer: RolloutBuffer) -> BufferResponse:
     """Why nothing is given out; ``stopped`` if a start that resumes makes it go on."""
-    run, _ = await _done(buffer.status())
-    message = f"the generator failed: {run.failure}" if run.failure else "no group is complete"
+    run, counts = await _done(buffer.status())
+    waits = f" ({run.waiting} trajectories wait in {counts['open']} groups)" if counts["open"] else ""
+    message = f"the generator failed: {run.failure}" if run.failure else f"no group is complete{waits}"
     data = {"failed": bool(run.failure), "stopped": run.generator == STOPPED}
     return BufferResponse(success=False, message=message, data=data)
 

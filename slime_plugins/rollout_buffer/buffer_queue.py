@@ -8,6 +8,13 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.store import Group, Item, Store
 
+LARGEST_FACTOR = 64
+"""Times the group size: no group gets larger that is not valid yet."""
+
+
+class GroupTooLarge(ValueError):
+    """A group has many times its size, and its generator does not want it given out."""
+
 
 class BufferQueue:
     """Groups by ``instance_id``; one thread at a time.
@@ -45,6 +52,7 @@ class BufferQueue:
 
         Raises:
             UidTaken, BufferFull: as `Store.add`.
+            GroupTooLarge: the group would grow for ever.
         """
         with self._store.transaction():
             if self._is_valid is None:
@@ -52,6 +60,11 @@ class BufferQueue:
             added = self._store.add(item)
             if added.new and self._is_valid(self._store.group(added.group_id), self._group_size):
                 self._store.complete(added.group_id)
+            elif added.size > LARGEST_FACTOR * self._group_size:
+                raise GroupTooLarge(
+                    f"group {item['instance_id']}: {added.size} trajectories, and is_valid_group says no "
+                    f"(wanted: that it does by {LARGEST_FACTOR} times the group size of {self._group_size})"
+                )
             return added.new
 
     def take(

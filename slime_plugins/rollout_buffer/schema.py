@@ -16,7 +16,7 @@ BUSY_TIMEOUT_S = 60.0
 """How long a transaction waits for one of another process."""
 
 OPEN, COMPLETE, LEASED, TAKEN, RETIRED, FORGOTTEN = range(6)
-"""What becomes of a group. Retired: of an earlier start; forgotten: its trajectories were deleted."""
+"""What becomes of a group. Retired: of an earlier start, or given up; forgotten: without trajectories."""
 STATES = ("open", "complete", "leased", "acknowledged", "retired", "forgotten")
 
 _TABLES = f"""

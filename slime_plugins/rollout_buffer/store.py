@@ -21,6 +21,8 @@ from typing import Any
 import orjson
 
 from slime_plugins.rollout_buffer.answers import fitting_groups
+from slime_plugins.rollout_buffer.room import BufferFull as BufferFull
+from slime_plugins.rollout_buffer.room import Room
 from slime_plugins.rollout_buffer.schema import (
     COMPLETE,
     FORGOTTEN,
@@ -39,10 +41,6 @@ Group = list[Item]
 
 NONE, RUNNING, ENDED, STOPPED = "none", "running", "ended", "stopped"
 """What a generator may be, else it is what it failed of. Stopped: it ended with the service's process."""
-
-
-class BufferFull(RuntimeError):
-    """Too many trajectories wait for this one to begin a group."""
 
 
 class UidTaken(ValueError):
@@ -91,7 +89,8 @@ class Store:
 
     Args:
         max_waiting: trajectories that nobody has for good; no group is begun beyond that, while those that
-            were begun are completed.
+            were begun are completed. Where all are of incomplete groups, the oldest of these is given up once
+            it is idle (see `room`).
         keep: how many of the groups that were given out for good, or belong to an earlier start, keep their
             trajectories; None for all. Their uids stay.
         clock: seconds since 1970.
@@ -208,12 +207,10 @@ class Store:
             f"SELECT id, state, size FROM groups WHERE instance_id = ? AND state IN ({OPEN}, {COMPLETE})",
             (instance_id,),
         ).fetchone()
-        if run.waiting >= self._max_waiting and (found is None or found[1] == COMPLETE):
-            raise BufferFull(
-                f"{run.waiting} trajectories wait (wanted: fewer than {self._max_waiting} before group "
-                f"{instance_id} gets another)"
-            )
-        self._connection.execute("UPDATE runs SET waiting = waiting + 1 WHERE id = ?", (run.id,))
+        if found is None or found[1] == COMPLETE:
+            room = Room(self._connection, self._clock())
+            self._count(-room.for_group(instance_id, run.waiting, self._max_waiting))
+        self._count(1)
         group_id, state, size = found or (None, OPEN, 0)
         if enough is not None and size + 1 >= enough:
             state = COMPLETE
@@ -223,6 +220,12 @@ class Store:
             (group_id, instance_id, state, size + 1),
         )
         return Added(True, cursor.fetchone()[0], size + 1)
+
+    def _count(self, items: int) -> None:
+        """Notes that so many more trajectories wait."""
+        self._connection.execute(
+            "UPDATE runs SET waiting = waiting + ? WHERE id = (SELECT MAX(id) FROM runs)", (items,)
+        )
 
     def _insert(self, run: Run, group_id: int, item: Item, body: bytes) -> None:
         oldest, newest = version_range(item)
@@ -327,9 +330,7 @@ class Store:
         self._done(sum(size for _, size in held))
 
     def _done(self, items: int) -> None:
-        self._connection.execute(
-            "UPDATE runs SET waiting = waiting - ? WHERE id = (SELECT MAX(id) FROM runs)", (items,)
-        )
+        self._count(-items)
         self._forget()
 
     def _forget(self) -> None:

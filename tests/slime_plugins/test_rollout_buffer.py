@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from slime.rollout.base_types import RolloutError
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer import buffer, rollout_buffer_example
+from slime_plugins.rollout_buffer import buffer, buffer_queue, rollout_buffer_example
 from slime_plugins.rollout_buffer import service as services
 from slime_plugins.rollout_buffer.buffer import RolloutBuffer, Start, create_app
 from slime_plugins.rollout_buffer.buffer_queue import BufferQueue
@@ -53,6 +53,20 @@ def test_a_generator_may_judge_and_change_groups():
     queue.append(item("2", "a"))
     groups, meta = queue.take()
     assert [i["uid"] for i in groups["a"]] == ["1"] and meta == {"n": 1}
+
+
+def test_a_group_that_its_generator_never_takes_ends_at_a_bound(monkeypatch):
+    monkeypatch.setattr(buffer_queue, "LARGEST_FACTOR", 2)
+    buffer = RolloutBuffer(group_size=1)
+    buffer.queue = BufferQueue(1, lambda group, size: False, store=buffer._store)
+    client = TestClient(create_app(buffer))
+    for n in range(2):
+        assert client.post("/buffer/write", json=item(str(n), "a")).status_code == 200
+    refused = client.post("/buffer/write", json=item("2", "a"))
+    assert refused.status_code == 409 and "group a: 3 trajectories, and is_valid" in refused.json()["detail"]
+    told = client.post("/get_rollout_data").json()["message"]
+    assert told == "no group is complete (2 trajectories wait in 1 groups)"
+    buffer.close()
 
 
 def test_the_service_takes_trajectories_and_refuses_what_is_none():

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slime_plugins.rollout_buffer import schema
+from slime_plugins.rollout_buffer import room, schema
 from slime_plugins.rollout_buffer.commits import Commits
 from slime_plugins.rollout_buffer.pool import ExperiencePool, Query
 from slime_plugins.rollout_buffer.store import BufferFull, LeaseLost, Store, UidTaken
@@ -124,6 +124,28 @@ def test_a_bound_lets_groups_that_were_begun_be_completed(tmp_path):
             store.add(item("3", "c"), 2)
         store.acknowledge(["x"])
         assert store.add(item("3", "c"), 2).new
+
+
+def test_groups_that_nobody_completes_make_room_for_others_where_no_reader_can(tmp_path, clock, caplog):
+    with closing(Store(tmp_path / "b.sqlite", max_waiting=2, clock=clock)) as store:
+        store.begin_run("math", 2)
+        store.add(item("1", "a"), 2)
+        clock.now += room.IDLE_S / 2
+        store.add(item("2", "b"), 2)
+        clock.now += room.IDLE_S / 2 - 1
+        with pytest.raises(BufferFull, match="2 trajectories wait, all of groups that are not complete"):
+            store.add(item("3", "c"), 2)
+        clock.now += 1
+        assert store.add(item("3", "c"), 2).new and "group a is given up" in caplog.text
+        assert (store.current().waiting, store.counts()["open"], store.counts()["retired"]) == (2, 2, 1)
+        with pytest.raises(BufferFull):
+            store.add(item("4", "d"), 2)  # b has had one since
+        assert store.add(item("5", "b"), 2).size == 2
+        clock.now += 2 * room.IDLE_S
+        with pytest.raises(BufferFull, match=r"3 trajectories wait \("):
+            store.add(item("4", "d"), 2)  # a reader can make room
+        assert uids(store.take()) == {"b": ["2", "5"]} and not store.add(item("1", "a"), 2).new
+        assert store.add(item("6", "a"), 2).size == 1 and store.current().waiting == 2
 
 
 def test_a_start_begins_an_empty_queue_and_ends_leases(store):
