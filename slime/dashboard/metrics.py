@@ -132,7 +132,7 @@ class MetricsFile:
             steps = sorted(set().union(*ends))[-rows:]
             return {
                 "names": list(found),
-                "totals": [sum(filter(None, column.values())) for column in found.values()],
+                "totals": [_sum(column.values()) for column in found.values()],
                 "rows": [[step, *(column.get(step) for column in found.values())] for step in steps],
             }
 
@@ -145,9 +145,14 @@ class MetricsFile:
 
 def _means(parts: Mapping[str, list[Point]]) -> Iterator[tuple[str, float]]:
     for name, points in parts.items():
-        found = [value for _, value in points if value is not None]
-        if name.startswith("perf/") and name.endswith("_time") and found:
-            yield name.removeprefix("perf/").removesuffix("_time"), sum(found) / len(found)
+        if name.startswith("perf/") and name.endswith("_time") and (mean := _mean(points)[1]) is not None:
+            yield name.removeprefix("perf/").removesuffix("_time"), mean
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """The sum of the values that are there; None where it is beyond what a float holds."""
+    found = sum(filter(None, values))
+    return found if isfinite(found) else None
 
 
 def thinned(points: list[Point], most: int) -> Iterable[tuple[int, float | None]]:
@@ -161,7 +166,8 @@ def thinned(points: list[Point], most: int) -> Iterable[tuple[int, float | None]
 
 def _mean(points: list[Point]) -> Point:
     found = [value for _, value in points if value is not None]
-    return points[0][0], sum(found) / len(found) if found else None
+    total = _sum(found) if found else None
+    return points[0][0], None if total is None else total / len(found)
 
 
 def latest(column: dict[int, float | None]) -> list[Point]:

@@ -5,6 +5,7 @@ from math import inf
 from statistics import fmean
 
 _SMOOTH = 5  # steps of which means are taken
+_LARGEST = 1e100  # of a value: sums of larger ones would be infinite
 
 
 class Series:
@@ -33,6 +34,7 @@ class Series:
 
     def add(self, step: int, value: float) -> None:
         """Adds the value of the next step."""
+        value = max(-_LARGEST, min(_LARGEST, value))
         if self._recent:
             self._changes += abs(value - self._recent[-1])
         self._recent.append(value)

@@ -1,5 +1,8 @@
 """What the page shows is what the file of metrics holds, as it grows."""
 
+import json
+import re
+
 import orjson
 import pytest
 
@@ -134,3 +137,13 @@ def test_seconds_of_a_step_are_means_of_the_last(written) -> None:
             "rollout", step, {"perf/step_time": float(step), "perf/rollout_time": 1.0, "perf/tflops": 9}
         )
     assert look(written).seconds() == {"step": sum(range(10, 30)) / 20, "rollout": 1.0}
+
+
+@pytest.mark.parametrize("name", ["rollout/raw_reward", "train/grad_norm", "perf/rollout_time"])
+def test_numbers_at_the_end_of_what_a_float_holds_are_shown(written, name) -> None:
+    for step in range(MAX_POINTS + 10):
+        written.write("rollout", step, {name: 1.7e308})
+    metrics = look(written)
+    assert metrics.curve(name)[-1] == (MAX_POINTS + 9, 1.7e308)
+    told = [metrics.curve(name), metrics.seconds(), metrics.summary(), metrics.table([re.compile(name)], 5)]
+    json.dumps([*told, [alert.found for alert in metrics.alerts()]], allow_nan=False)
