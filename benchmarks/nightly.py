@@ -1,6 +1,6 @@
-"""What is too long for each change: long forms of tests, mutants, and the search for flaky tests.
+"""What is too long for each change: long forms of tests, mutants, the search for flaky tests, and the audit.
 
-    python benchmarks/nightly.py [--only tests mutation flaky] [--runs 20] [--load 12] [--at-once 1]
+    python benchmarks/nightly.py [--only tests mutation flaky audit] [--runs 20] [--load 12] [--at-once 1]
     python benchmarks/nightly.py --files tests/examples/test_notebooks.py
 
 Writes each part's result with its date, commit and time to benchmarks/results/nightly.json. What a part that
@@ -58,13 +58,24 @@ def mutation(night: Night) -> list[str]:
     return [f"benchmarks/mutation.py ended with status {status}"] if status else []
 
 
+def audit(night: Night) -> list[str]:
+    """`scripts/audit.sh`: why it failed, if it did."""
+    status = subprocess.run(["bash", "scripts/audit.sh"], cwd=ROOT).returncode
+    return [f"scripts/audit.sh ended with status {status}"] if status else []
+
+
 def flaky(night: Night) -> list[str]:
     """`tests.flaky`: the tests that failed under some delays."""
     found = search(range(1, night.runs + 1), night.load, DEFAULT, at_once=night.at_once)
     return [f"{one.test} with seeds {one.seeds}: {one.line}" for one in found]
 
 
-PARTS: dict[str, Callable[[Night], list[str]]] = {"tests": long_forms, "mutation": mutation, "flaky": flaky}
+PARTS: dict[str, Callable[[Night], list[str]]] = {
+    "tests": long_forms,
+    "mutation": mutation,
+    "flaky": flaky,
+    "audit": audit,
+}
 
 
 def commit() -> str:
