@@ -4,9 +4,10 @@
 #     bash scripts/audit.sh [FOLDER]      # default: build/audit
 #
 # Writes sbom.json (CycloneDX), licences.md and weaknesses.json there. Ends with status 1 for a licence that is not
-# in the list below, and for a version with a known weakness; the tools, in an environment of their own, ask PyPI.
+# in the list below, for a version with a known weakness, and where PyPI knows none of the versions.
 #
-# SLIME_VENV  the environment to look at (default: .venv in the repository)
+# SLIME_VENV        the environment to look at (default: .venv in the repository)
+# SLIME_AUDIT_VENV  the one of the tools (default: .venv-audit in the repository)
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/environment.sh"
 folder="$(mkdir -p "${1:-$REPOSITORY/build/audit}" && cd "${1:-$REPOSITORY/build/audit}" && pwd)"
@@ -17,7 +18,7 @@ allowed="Apache;BSD;MIT;ISC;PSF;Python Software Foundation;MPL;Mozilla;CC0;Zlib"
 
 looked_at="${SLIME_VENV:-$REPOSITORY/.venv}/bin/python"
 [[ -x "$looked_at" ]] || fail "SLIME_VENV: $looked_at is not there (wanted: an environment; scripts/test.sh makes one)"
-tools="$REPOSITORY/.venv-audit"
+tools="${SLIME_AUDIT_VENV:-$REPOSITORY/.venv-audit}"
 [[ -x "$tools/bin/python" ]] || "$(find_python)" -m venv "$tools"
 "$tools/bin/python" -m pip install --quiet --disable-pip-version-check \
     "cyclonedx-bom>=6,<8" "pip-audit>=2.8,<3" "pip-licenses>=5,<6"
@@ -29,13 +30,14 @@ status=0
     status=1
 "$tools/bin/pip-audit" --requirement constraints/cpu.lock --disable-pip --require-hashes --progress-spinner off \
     --format json --output "$folder/weaknesses.json" || status=1
-"$looked_at" - "$folder/weaknesses.json" <<'PYTHON'
+"$looked_at" - "$folder/weaknesses.json" <<'PYTHON' || status=1
 import json
 import sys
 
 packages = json.load(open(sys.argv[1]))["dependencies"]
 known = [package for package in packages if "skip_reason" not in package]
 print(f"weaknesses: {len(known)} of {len(packages)} packages looked up; PyPI does not know the versions of the others")
+sys.exit(not known)
 PYTHON
 echo "written to $folder"
 exit "$status"

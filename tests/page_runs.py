@@ -51,6 +51,7 @@ PRINTED = {
         for name in ("engine_throughput", "trainer_packing", "weight_sync", "gpu_trainer", "rollout_buffer")
     },
     "python benchmarks/nightly.py": "tests/benchmarks/test_nightly.py",
+    "bash scripts/audit.sh": "tests/scripts/test_audit.py",
     "python -m tests.golden.curves": "tests/golden/test_curves.py",
     "python -m tests.golden.runs --compare": "tests/golden/test_runs.py",
     **dict.fromkeys(("docker build", "docker run", "kubectl", "sky", "jupyter"), _STAND_INS),
