@@ -24,7 +24,8 @@ class RankHost:
     Attributes:
         optimizer: what ``--optimizer-cpu-offload`` or ``--fsdp-cpu-offload`` keeps there.
         asleep: copies of what leaves the GPU while engines generate on it.
-        versions: of weights beside the trained ones, and a copy of those for when another is in their place.
+        versions: of weights, or of adapters, beside the trained ones, and a copy of those for when another is
+            in their place.
         saving: what is gathered for a checkpoint, while it is written.
     """
 
@@ -53,7 +54,7 @@ def rank_host(config: HostConfig, states: States, critic: bool = False) -> RankH
     return RankHost(
         optimizer=states.host,
         asleep=states.weights + states.optimizer if sleeps else 0,
-        versions=_versions(config) * states.weights,
+        versions=_versions(config) * states.kept,
         saving=_saving(config, states) if None not in (saves.save, saves.save_interval) else 0,
     )
 
@@ -67,10 +68,10 @@ def _versions(config: HostConfig) -> int:
 
 def _saving(config: HostConfig, states: States) -> int:
     if config.checkpoints.no_save_optim:
-        return states.weights
+        return states.kept
     if trainer_of(config.trainer).splits_weights_evenly:
-        return states.weights + states.optimizer
-    return states.weights + _GATHERED * states.trained
+        return states.kept + states.optimizer
+    return states.kept + _GATHERED * states.trained
 
 
 def ranks_of_a_node(config: HostConfig, critic: bool) -> int:

@@ -26,6 +26,7 @@ class States:
 
     Attributes:
         trained: elements that the optimizer changes.
+        kept: of the weights that checkpoints and versions hold: adapters where there are any, else all.
     """
 
     weights: int
@@ -33,6 +34,7 @@ class States:
     optimizer: int
     host: int = 0
     trained: int = 0
+    kept: int = 0
 
     def __add__(self, other: "States") -> "States":
         return States(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
@@ -93,7 +95,7 @@ def sharded_states(config: MemoryConfig, parameters: int, adapters: int, ranks: 
     weights, gradients, kept = 4 * -(-(parameters + adapters) // ranks), 4 * mine, mine * moments(config)
     if config.fsdp.fsdp_cpu_offload:
         return States(0, 0, 0, host=weights + gradients + kept)
-    return States(weights, gradients, kept)
+    return States(weights, gradients, kept, kept=4 * mine)
 
 
 def _buffer(config: MemoryConfig, parameters: Sequence[Parameter], ranks: int, adapts: bool) -> States:
@@ -113,12 +115,14 @@ def _buffer(config: MemoryConfig, parameters: Sequence[Parameter], ranks: int, a
             else 0
         )
     )
+    weights = (padded + frozen) * kinds.weight
     return States(
-        weights=(padded + frozen) * kinds.weight,
+        weights=weights,
         gradients=padded * kinds.gradient,
         optimizer=mine * kinds.main + (mine - away) * kinds.moments,
         host=away * (kinds.moments + 8),  # weights and gradients pass through buffers of float32
         trained=count,
+        kept=count * kinds.weight if adapts else weights,
     )
 
 

@@ -201,8 +201,11 @@ def _micro_batch(tokens: torch.Tensor, lengths: list[int]) -> dict[str, Any]:
     }
 
 
-def host_of_trainers(rank: int, args: Namespace) -> tuple[int, int]:
-    """Bytes that a rank moves to the host to sleep, and those that it gathers of its optimizer for a save."""
+def host_of_trainers(rank: int, args: Namespace) -> tuple[int, int, int]:
+    """Bytes that a rank moves to the host to sleep, and those of the optimizer and of the model in a save."""
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+    from slime.backends.megatron_utils.checkpoint import trained_state
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.optimizer import ensure_optimizer_states
     from slime.backends.megatron_utils.step import setup_model_and_optimizer
@@ -215,9 +218,14 @@ def host_of_trainers(rank: int, args: Namespace) -> tuple[int, int]:
         part.get_parameter_state_dp_zero(use_gloo_comm=False, return_on_all_ranks=True)
         for part in _parts(state.optimizer)
     ]
+    sharded = [
+        x for x in trained_state(state).values() if isinstance(x, ShardedTensor | ShardedTensorFactory)
+    ]
+    saved = sum(each.data.nbytes for each in sharded)
     memory = trainer_memory(state.model, state.optimizer)
     memory.offload()
-    return sum(copy.nbytes for _, copy in memory._on_host), sum(_tensor_bytes(found) for found in gathered)
+    asleep = sum(copy.nbytes for _, copy in memory._on_host)
+    return asleep, sum(_tensor_bytes(found) for found in gathered), saved
 
 
 def _tensor_bytes(found: Any) -> int:

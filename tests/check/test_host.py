@@ -15,7 +15,9 @@ from tests.megatron_harness import run_ranks
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [{}, {"fp32": True}, {"freeze_params_name_list": ["mlp"]}], ids=str)
+@pytest.mark.parametrize(
+    "flags", [{}, {"fp32": True}, {"freeze_params_name_list": ["mlp"]}, {"lora_rank": 8}], ids=str
+)
 def test_what_ranks_move_to_the_host_is_counted(tmp_path, flags) -> None:
     """Two data-parallel ranks, each of which gathers the state of both for a checkpoint.
 
@@ -26,10 +28,9 @@ def test_what_ranks_move_to_the_host_is_counted(tmp_path, flags) -> None:
     args.offload_train = True  # as --colocate has it, which wants engines
     (role,) = trained_roles(run_config(args))
     host = role.stages[0].host
-    for asleep, gathered in run_ranks(host_of_trainers, 2, args):
+    for asleep, gathered, saved in run_ranks(host_of_trainers, 2, args):
         assert asleep == pytest.approx(host.asleep, rel=0.01)
-        wanted = host.saving - role.stages[0].states.weights
-        assert gathered == pytest.approx(wanted, rel=0.01)
+        assert gathered + saved == pytest.approx(host.saving, rel=0.01)
     assert role.node.needs.total == 2 * (host.asleep + host.saving)
 
 
@@ -37,15 +38,31 @@ def test_what_ranks_move_to_the_host_is_counted(tmp_path, flags) -> None:
 def test_other_weights_are_counted_with_the_trained_ones(tmp_path) -> None:
     path = write_config("qwen3", tmp_path)
     weights = trained_roles(run_config(checked_args(path)))[0].stages[0].states.weights
+    adapted = trained_roles(run_config(checked_args(path, lora_rank=4)))[0].stages[0].states
+    assert adapted.kept == 2 * adapted.trained < weights / 4
     for copies, changes in (
         (0, {}),
         (2, {"use_kl_loss": True}),
         (3, {"keep_old_actor": True}),
         (4, {"keep_old_actor": True, "kl_coef": 0.1}),
     ):
-        args = checked_args(path)
-        vars(args).update(changes)
-        assert trained_roles(run_config(args))[0].stages[0].host.versions == copies * weights, changes
+        for rank, each in ((0, weights), (4, adapted.kept)):
+            args = checked_args(path, lora_rank=rank)
+            vars(args).update(changes)
+            versions = trained_roles(run_config(args))[0].stages[0].host.versions
+            assert versions == copies * each, (changes, rank)
+
+
+@pytest.mark.slow
+def test_of_adapters_alone_fsdp_saves_what_it_trains(tmp_path) -> None:
+    flags = {"train_backend": "fsdp", "save": tmp_path / "save", "save_interval": 1}
+    path = write_config("qwen3", tmp_path / "hf")
+    whole, adapted = (
+        trained_roles(run_config(checked_args(path, 2, lora_rank=rank, **flags)))[0].stages[0]
+        for rank in (0, 4)
+    )
+    assert whole.host.saving == whole.states.weights + whole.states.optimizer
+    assert adapted.host.saving == 3 * adapted.states.gradients < whole.host.saving / 4
 
 
 def test_the_fullest_node_is_found_where_a_node_has_parts_of_two_stages() -> None:

@@ -18,7 +18,7 @@ from megatron.core.dist_checkpointing.strategies.base import LoadCommonStrategy,
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from megatron.core.utils import unwrap_model
 
-from slime.adapters.record import RECORD, lora_record, require_same_adapters
+from slime.adapters.record import RECORD, lora_record, require_all_weights, require_same_adapters
 from slime.adapters.targets import is_of_adapter
 from slime.backends.megatron_utils import checkpoint_processes
 from slime.backends.megatron_utils.first_rank_writes import FirstRankWrites
@@ -225,6 +225,17 @@ def load_checkpoint(config: BackendConfig, state: TrainState, root: str | Path) 
     if with_rng:
         set_random_state(loaded["rng"])
     return iteration, common
+
+
+def load_weights(state: TrainState, path: Path) -> None:
+    """Collective. Overwrites all weights but adapters with those of the checkpoint directory ``path``.
+
+    Raises:
+        ValueError: it holds adapters alone.
+    """
+    saved = read_common(path)
+    require_all_weights(saved["common"] if saved else {}, path)
+    load_model_only(state, path)
 
 
 def load_model_only(state: TrainState, path: str | Path) -> None:

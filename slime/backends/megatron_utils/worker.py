@@ -15,8 +15,8 @@ from slime.backends.megatron_utils.checkpoint import (
     CheckpointWriter,
     is_megatron_checkpoint,
     load_checkpoint,
-    load_model_only,
     load_trained,
+    load_weights,
     trained_state,
 )
 from slime.backends.megatron_utils.hf_weights import HfWeights, is_hf_checkpoint, load_hf_weights
@@ -121,7 +121,7 @@ class MegatronBackend:
 
     def _load_weights(self, path: str, step: int | None) -> None:
         if is_megatron_checkpoint(path):
-            load_model_only(self.state, find_checkpoint(path, step)[1])
+            load_weights(self.state, find_checkpoint(path, step)[1])
         else:
             load_hf_weights(self._model_config, self.state.model, path, with_mtp=False)
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 SEARCH = dict(initial_loss_scale=2.0**10, min_loss_scale=1.0, loss_scale_window=2, hysteresis=1)
 HALF = dict(params_dtype=torch.float16, fp16=True, loss_scale=None, **SEARCH)
+ADAPTERS = dict(lora_rank=4, global_batch_size=4)
 OVERFLOWS = {**HALF, "initial_loss_scale": 2.0**40, "hysteresis": 2}
 
 
@@ -74,7 +75,9 @@ def test_a_fixed_scale_stays():
     assert fixed.factor == 8.0
 
 
-@pytest.mark.parametrize("batches", [{}, {"calculate_per_token_loss": True, "global_batch_size": 4}])
+@pytest.mark.parametrize(
+    "batches", [{}, {"calculate_per_token_loss": True, "global_batch_size": 4}, {**ADAPTERS, "lr": 0.01}]
+)
 def test_steps_are_those_of_megatron(batches, checkpoint, rollouts):
     (wanted,) = run_ranks(train, 1, trainer_args(checkpoint, **HALF, **batches), rollouts[:1])
     found = run_ranks(train, 2, fsdp_args(checkpoint, **HALF, **batches), rollouts[:1])[0]
@@ -99,9 +102,10 @@ def _run(rank, args, rollouts, save_after):
     return {**result, "samples": worker.backend.state.scheduler.num_steps}
 
 
-def test_a_step_that_overflows_on_one_rank_changes_nothing_on_any(checkpoint, rollouts):
+@pytest.mark.parametrize("adapters", [{}, {"lora_rank": 4}])
+def test_a_step_that_overflows_on_one_rank_changes_nothing_on_any(adapters, checkpoint, rollouts):
     rollout = {**rollouts[0], "rewards": [1e30, *rollouts[0]["rewards"][1:]]}
-    results = run_ranks(_run, 2, fsdp_args(checkpoint, **HALF), [rollout], -1)
+    results = run_ranks(_run, 2, fsdp_args(checkpoint, **HALF, **adapters), [rollout], -1)
     for result in results:
         assert result["scales"] == [{"factor": 2.0**9, "good_steps": 0, "tolerated": 0}]
         assert result["samples"] == 0
@@ -110,8 +114,9 @@ def test_a_step_that_overflows_on_one_rank_changes_nothing_on_any(checkpoint, ro
     assert step["train/skipped"] == 1 and "train/grad_norm" not in step
 
 
-def test_a_resume_goes_on_with_the_scale_that_was_found(checkpoint, rollouts, tmp_path):
-    args = fsdp_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **OVERFLOWS)
+@pytest.mark.parametrize("adapters", [{}, {"lora_rank": 4}])
+def test_a_resume_goes_on_with_the_scale_that_was_found(adapters, checkpoint, rollouts, tmp_path):
+    args = fsdp_args(checkpoint, save=str(tmp_path), load=str(tmp_path), **OVERFLOWS, **adapters)
     through = run_ranks(_run, 2, args, rollouts, 0)
     resumed = run_ranks(_run, 2, args, rollouts, -1)
     for before, after in zip(through, resumed, strict=True):

@@ -50,6 +50,10 @@ FSDP = {
 VERSIONS = {
     "moving reference": {"use_kl_loss": True, "kl_loss_coef": 0.5, "ref_update_interval": 1},
     "old actor": {"keep_old_actor": True, "ref_update_interval": 2},
+    "old actor and moving reference of adapters": {
+        **{"keep_old_actor": True, "ref_update_interval": 1, "use_kl_loss": True, "kl_loss_coef": 0.5},
+        **{"lora_rank": 4, "lr": 0.02},
+    },
     "teacher": {"use_opd": True, "opd_type": "megatron", "opd_kl_coef": 0.7},
 }
 

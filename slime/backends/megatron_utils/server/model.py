@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.utils import get_model_config
 
-from slime.backends.megatron_utils.checkpoint import is_megatron_checkpoint, load_model_only
+from slime.backends.megatron_utils.checkpoint import is_megatron_checkpoint, load_weights
 from slime.backends.megatron_utils.hf_weights import load_hf_weights
 from slime.backends.megatron_utils.initialize import init
 from slime.backends.megatron_utils.model_provider import get_model
@@ -69,7 +69,7 @@ class LogProbModel:
     def load(self, path: str | Path) -> None:
         """Overwrites the weights with those of a Hugging Face directory, or of a Megatron checkpoint."""
         if is_megatron_checkpoint(path):
-            load_model_only(self._state, find_checkpoint(path)[1])
+            load_weights(self._state, find_checkpoint(path)[1])
         else:
             load_hf_weights(self._run.model, self._state.model, path, with_mtp=False)
 
