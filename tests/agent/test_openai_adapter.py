@@ -494,7 +494,7 @@ async def test_turns_and_context_are_bounded(serve, engine):
     engine.answer = lambda conversation: "a long answer"
     message = (await ask(client, [USER]))["choices"][0]["message"]
     response = await client.post(PATH, json={"messages": [USER, message, USER]})
-    assert response.status_code == 400 and "tokens of context, at most" in response.text
+    assert response.status_code == 400 and "maximum context length" in response.text
     (sample,) = await adapter.finish_session("t", base_sample=Sample())
     assert sample.response_length == 2
 
@@ -770,5 +770,5 @@ async def test_an_adapter_of_one_s_own_asks_the_engine_by_tokens(serve, engine, 
     assert turn.prompt_ids == prompt and turn.finish_reason == "stop"
     assert tokenizer.decode(turn.output_ids[:-1]) == "done"
     assert len(turn.output_log_probs) == len(turn.output_ids) and turn.meta_info["output_token_logprobs"]
-    with pytest.raises(Refused, match="at most 1"):
+    with pytest.raises(Refused, match="> 1 maximum context length"):
         await call_sglang_generate(prompt * 2, Session({}, 1), body, adapter=adapter)

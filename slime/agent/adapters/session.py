@@ -158,10 +158,8 @@ def sampling_of_turn(session: Session, params: Mapping[str, Any], prompt_tokens:
     if session.max_context_tokens:
         limits.append(session.max_context_tokens - prompt_tokens)
         if limits[-1] <= 0:
-            most = session.max_context_tokens
-            raise Refused(
-                400, f"the prompt: {prompt_tokens} tokens of context, at most {most} (wanted: fewer)"
-            )
+            told = f"{prompt_tokens} tokens > {session.max_context_tokens} maximum context length"
+            raise Refused(400, f"prompt is too long: {told} (wanted: fewer)")  # in words that agents look for
     return {**params, **own, **({"max_new_tokens": min(limits)} if limits else {})}
 
 

@@ -1,0 +1,44 @@
+"""An environment of ``verifiers``, as its users write them: a tool, several turns, a rubric."""
+
+import os
+import time
+
+import verifiers as vf
+from datasets import Dataset
+
+
+async def look(shelf: str) -> str:
+    """Tells what lies on a shelf.
+
+    Args:
+        shelf: its letter.
+    """
+    print("this is no reply")
+    return {"a": "37"}.get(shelf, "nothing")
+
+
+async def right(completion, answer) -> float:
+    """Whether the last thing said is the answer; some words are deeds."""
+    said = str(completion[-1].content)
+    if said == "raise":
+        raise ZeroDivisionError("by zero")
+    if said == "exit":
+        os._exit(3)
+    while said == "loop":
+        time.sleep(0.01)
+    return float(said == answer)
+
+
+def load_environment(shelves: str = "ab", broken: bool = False) -> vf.Environment:
+    if broken:
+        raise ValueError("no shelf")
+    rows = [
+        {"question": f"What is on {shelf}?", "answer": "37", "info": {"shelf": shelf}} for shelf in shelves
+    ]
+    return vf.ToolEnv(
+        dataset=Dataset.from_list(rows),
+        system_prompt="Look.",
+        tools=[look],
+        max_turns=3,
+        rubric=vf.Rubric(funcs=[right], weights=[2.0]),
+    )
