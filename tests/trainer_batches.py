@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from slime.arguments.groups.critic import of_critic
+from slime.training.batch import ADAPTER, ADAPTER_STEPS
 from slime.training.schedule import build_dp_schedule
 from tests.megatron_harness import make_args
 from tests.run_args import with_groups
@@ -69,6 +70,7 @@ def split(args: Namespace, batch: dict, parallel_config: dict) -> dict:
         total_lengths,
         global_batch_size=args.global_batch_size,
         rollout_indices=batch["rollout_ids"],
+        adapters=batch.get(ADAPTER),
     )
     rank = parallel_config["dp_rank"]
     partition = schedule.partitions[rank]
@@ -80,6 +82,7 @@ def split(args: Namespace, batch: dict, parallel_config: dict) -> dict:
         "micro_batch_indices": schedule.micro_batch_indices[rank],
         "num_microbatches": schedule.num_microbatches,
         "global_batch_sizes": schedule.global_batch_sizes,
+        ADAPTER_STEPS: schedule.adapter_steps,
     }
 
 

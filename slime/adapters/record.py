@@ -18,6 +18,7 @@ def lora_record(config: LoraConfig) -> dict[str, Any]:
         "--lora-use-rslora": config.lora_use_rslora,
         "--lora-target-modules": sorted(config.lora_target_modules),
         "--lora-exclude-modules": sorted(config.lora_exclude_modules),
+        **({"--lora-adapters": config.named_adapters} if config.named_adapters else {}),
     }
 
 
@@ -39,9 +40,11 @@ def require_same_adapters(own: Mapping[str, Any] | None, saved: Mapping[str, Any
         raise ValueError(
             f"checkpoint {path}: holds adapters alone (wanted: --lora-rank {saved['--lora-rank']})"
         )
-    for flag, value in saved.items():
-        if own[flag] != value:
-            raise ValueError(f"checkpoint {path}: was made with {flag} {value} (wanted: it, not {own[flag]})")
+    for flag in {**saved, **own}:
+        if own.get(flag) != saved.get(flag):
+            raise ValueError(
+                f"checkpoint {path}: was made with {flag} {saved.get(flag)} (wanted: it, not {own.get(flag)})"
+            )
 
 
 def require_all_weights(common: Mapping[str, Any], path: Path) -> None:

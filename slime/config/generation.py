@@ -11,6 +11,7 @@ from slime.config.debug import DebugConfig
 from slime.config.engines import EngineConfig
 from slime.config.evaluation import EvalConfig
 from slime.config.hf_checkpoint import HfCheckpointConfig
+from slime.config.lora import LoraConfig
 from slime.config.nucleus import NucleusConfig
 from slime.config.off_policy import OffPolicyConfig
 from slime.config.rejection import RejectionConfig
@@ -37,6 +38,7 @@ class GenerationConfig:
     evaluation: EvalConfig
     hf_checkpoint: HfCheckpointConfig
     checkpoints: CheckpointConfig
+    lora: LoraConfig
     engines: EngineConfig
     router: RouterConfig
     cluster: ClusterConfig

@@ -62,6 +62,17 @@ class LoraConfig:
     lora_adapter_path: str | None = place_flag(
         help="directory of an adapter in PEFT's format to start from", idle_without=_NEEDED
     )
+    lora_adapters: list[str] = flag(
+        [],
+        help="names of several adapters on the one base, each of which trains on its own samples; without "
+        "names there is one, of all samples",
+        idle_without=_NEEDED,
+    )
+    lora_adapter_key: str = flag(
+        "lora_adapter",
+        help="what in a sample's metadata names its adapter; source_name: the source of its prompt",
+        idle_without="--lora-adapters",
+    )
 
     @property
     def adapts(self) -> bool:
@@ -72,6 +83,23 @@ class LoraConfig:
     def serves_adapter(self) -> bool:
         """Whether engines have the adapter beside the base, so that requests have to name it."""
         return self.adapts and not self.lora_merge
+
+    @property
+    def named_adapters(self) -> list[str]:
+        """The names of all adapters; none where there is one for all samples."""
+        return self.lora_adapters if self.adapts else []
+
+    @property
+    def each_adapter(self) -> list[str] | list[None]:
+        """The names of all adapters; None alone where there is one without a name."""
+        return self.named_adapters or [None]
+
+    @property
+    def served_adapters(self) -> tuple[str, ...]:
+        """The names by which requests ask for the adapters that engines have beside the base."""
+        if not self.serves_adapter:
+            return ()
+        return tuple(self.named_adapters) or (SERVED_ADAPTER,)
 
     @property
     def lora_scale(self) -> float:

@@ -10,6 +10,7 @@ from slime.config.checkpoints import CheckpointConfig
 from slime.config.cluster import ClusterConfig
 from slime.config.data import DataConfig
 from slime.config.evaluation import EvalConfig
+from slime.config.lora import LoraConfig
 from slime.config.loss import LossConfig
 from slime.config.rewards import RewardConfig
 from slime.config.rollout import RolloutConfig
@@ -32,6 +33,7 @@ class MetricsConfig:
     data: DataConfig
     batches: BatchConfig
     loss: LossConfig
+    lora: LoraConfig
     advantages: AdvantageConfig
     checkpoints: CheckpointConfig
     cluster: ClusterConfig

@@ -73,6 +73,13 @@ METRICS: dict[str, tuple[Metric, ...]] = {
             STEP,
             "",
         ),
+        Metric(
+            "train/adapter/<name>/<metric>",
+            "any of these, of [one adapter](lora.md#several-adapters) of several",
+            "",
+            STEP,
+            "as there",
+        ),
         Metric("train/mtp_<depth>_loss", "of one MTP layer", "", STEP, ""),
         Metric(
             "train/critic-{value_loss,value_clipfrac}",

@@ -104,6 +104,14 @@ ROLLOUTS = (
     Metric("rollout/source/<name>/share", "samples from a source of prompts", "part", SAMPLES, ""),
     Metric("rollout/source/<name>/raw_reward", "their reward", "reward", SAMPLES, "rises"),
     Metric(
+        "rollout/adapter/<name>/share",
+        "samples of [an adapter](lora.md#several-adapters) of several",
+        "part",
+        SAMPLES,
+        "",
+    ),
+    Metric("rollout/adapter/<name>/raw_reward", "their reward", "reward", SAMPLES, "rises"),
+    Metric(
         "rollout/correct_length/p{25,50,75,100}",
         "length of right answers",
         "tokens",

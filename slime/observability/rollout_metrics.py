@@ -150,6 +150,7 @@ def metrics_of_samples(
     lengths = [sample.effective_response_length for sample in samples]
     if rewards is None:
         rewards = _rewards(config, samples)
+    several = config.lora.named_adapters
     return {
         **dict_add_prefix(compute_statistics(lengths), "response_len/"),
         **_reward_metrics(rewards),
@@ -159,7 +160,8 @@ def metrics_of_samples(
         **_compute_top_p_kept_vocab_metrics(samples),
         **_reward_category_metrics(config, samples),
         **_ungraded_metrics(samples),
-        **_source_metrics(samples, rewards),
+        **_metrics_by("source", "source_name", samples, rewards),
+        **(_metrics_by("adapter", config.lora.lora_adapter_key, samples, rewards) if several else {}),
         "repetition_frac": statistics.fmean(float(has_repetition(sample.response)) for sample in samples),
         "truncated_ratio": statistics.fmean(
             float(sample.status == Sample.Status.TRUNCATED) for sample in samples
@@ -252,17 +254,17 @@ def _ungraded_metrics(samples: Sequence[Sample]) -> dict[str, int]:
     return {"ungraded_count": count} if count else {}
 
 
-def _source_metrics(samples: Sequence[Sample], rewards: Sequence[Any]) -> dict[str, float]:
-    """Share and mean reward of each named source of prompts; nothing where none has a name."""
-    if not any("source_name" in sample.metadata for sample in samples):
+def _metrics_by(kind: str, key: str, samples: Sequence[Sample], rewards: Sequence[Any]) -> dict[str, float]:
+    """Share and mean reward of the samples with each value of ``key`` in their metadata; nothing where none
+    has one.
+    """
+    if not any(key in sample.metadata for sample in samples):
         return {}
-    by_source: dict[str, list[Any]] = defaultdict(list)
+    found: dict[str, list[Any]] = defaultdict(list)
     for sample, reward in zip(samples, rewards, strict=False):
-        by_source[sample.metadata.get("source_name", "unknown")].append(reward)
-    shares = {f"source/{name}/share": len(found) / len(samples) for name, found in by_source.items()}
-    means = {
-        f"source/{name}/{key}": v for name, r in by_source.items() for key, v in _reward_metrics(r).items()
-    }
+        found[sample.metadata.get(key, "unknown")].append(reward)
+    shares = {f"{kind}/{name}/share": len(own) / len(samples) for name, own in found.items()}
+    means = {f"{kind}/{name}/{key}": v for name, r in found.items() for key, v in _reward_metrics(r).items()}
     return shares | means
 
 

@@ -15,7 +15,6 @@ from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.router import RouterError
 from slime.backends.sglang_utils.server_engine import EngineStartError
 from slime.config.fleet import FleetConfig
-from slime.config.lora import SERVED_ADAPTER
 from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_watch import EngineFailure, EngineWatch, WatchTimes
 from slime.ray.process_watch import ProcessLocation
@@ -167,15 +166,20 @@ class Fleet:
                 if engine.state is EngineState.READY:
                     model.admit(engine)
 
-    def check_policy(self, tokens: Sequence[int], expected: Sequence[float]) -> None:
+    def check_policy(
+        self, tokens: Sequence[int], expected: Sequence[float], adapter: str | None = None
+    ) -> None:
         """Compares what engines with the trainer's weights say of a text with what the trainer says.
 
         Halves of disaggregated engines answer nothing by themselves, and are not asked.
 
+        Args:
+            adapter: with which they compute it; by default that which they have beside the base, if any.
+
         Raises:
             PolicyMismatch: of the first engine that is too far away.
         """
-        adapter = SERVED_ADAPTER if self._config.lora.serves_adapter else None
+        adapter = adapter or next(iter(self._config.lora.served_adapters), None)
         for model in self._updated:
             for engine in model.living:
                 if engine.kind != "regular":

@@ -7,8 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
+import ray
+
 from slime.arguments.core.runtime_context import with_context
-from slime.config.lora import SERVED_ADAPTER
 from slime.config.run import RunConfig, run_config
 from slime.observability.logging_utils import take_logged
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
@@ -18,7 +19,6 @@ from slime.observability.spans import Span, SpanList, sample_spans
 from slime.observability.startup import reached
 from slime.ray.addresses import with_addresses
 from slime.ray.fleet_setup import fleet_of
-from slime.ray.pending_rollout import Generated
 from slime.ray.placement_group import Slots
 from slime.ray.process_watch import ProcessLocation, process_location
 from slime.ray.served_policy import probe_tokens
@@ -70,6 +70,7 @@ class RolloutManager:
         self._config = run_config(with_context(config.flat, num_rollout=self.num_rollout()))
         self._parallel_config: dict[str, int] | None = None
         self._weight_version: str | None = None
+        self._unsaved: dict[int, str] = {}
         clock.keeps_prefixes = config.weight_sync.pause_generation_mode == "in_place"
         self._silent = SilentRollouts(self._config)
         self._spans = SpanList()
@@ -84,8 +85,8 @@ class RolloutManager:
         """Brings up engines and router; returns when they serve."""
         self._fleet.start()
         if self._fleet.models:
-            serves_adapter = self._config.lora.serves_adapter and not self._config.debug.debug_rollout_only
-            init_http_client(self._config.flat, adapter=SERVED_ADAPTER if serves_adapter else None)
+            served = () if self._config.debug.debug_rollout_only else self._config.lora.served_adapters
+            init_http_client(self._config.flat, adapters=served)
             self._share_key()
         reached("engines ready")
 
@@ -110,15 +111,18 @@ class RolloutManager:
         if rollout_id >= 0 and self._config.debug.load_debug_rollout_data is None:
             self._data_source.load(rollout_id)
 
-    def generate(self, rollout_id: int, updates_ahead: int = 0) -> Generated | list[Any]:
+    def generate(
+        self, rollout_id: int, updates_ahead: int = 0
+    ) -> tuple[list[ray.ObjectRef], dict[str, Any], list[str], list[Span], DataState | None]:
         """One rollout.
 
         Args:
             updates_ahead: weight updates that will come before it is trained on.
 
         Returns:
-            What there is to tell of it; with a trainer that and the train shard of each data-parallel rank,
-            an answer each.
+            A reference to the train shard of each data-parallel rank (none without a trainer),
+            the rollout's metrics, what a user should be told of it, its spans if ``--trace`` asks, and
+            `data_state` after it.
         """
         start = time.monotonic()
         clock.ahead = updates_ahead
@@ -135,14 +139,12 @@ class RolloutManager:
         self._check_batch(samples)
         metrics = rollout_log_metrics(rollout_id, self._config, samples, output.metrics, seconds)
         with self._spans.measure("convert", rollout=rollout_id):
-            shards, of_batch = self._to_train_shards(samples)
-        unsaved = self._save_state(rollout_id)
+            refs, of_batch = self._to_train_refs(samples)
+        self._save_state(rollout_id)
         metrics |= of_batch | self._data_metrics() | self._fleet.metrics()
         metrics |= take_logged("rollout", "train")
         warnings = take_notes() + self._silent.warnings(samples)
-        spans = self._taken(self._spans, samples)
-        generated = Generated(metrics, warnings, spans, self.data_state(), unsaved)
-        return [generated, *shards] if shards else generated
+        return refs, metrics, warnings, self._taken(self._spans, samples), self.data_state()
 
     def data_state(self) -> DataState | None:
         """What another manager goes on from; None where none is started, or the data source does not tell."""
@@ -206,9 +208,9 @@ class RolloutManager:
         """The ids of the text by which the served policy is judged."""
         return probe_tokens(self._config)
 
-    def check_policy(self, tokens: list[int], expected: list[float]) -> None:
+    def check_policy(self, tokens: list[int], expected: list[float], adapter: str | None = None) -> None:
         """Refuses to go on if an engine's log-probs of a text are not the trainer's."""
-        self._fleet.check_policy(tokens, expected)
+        self._fleet.check_policy(tokens, expected, adapter)
 
     def offload(self) -> None:
         self._fleet.release()
@@ -281,8 +283,8 @@ class RolloutManager:
         if not self._config.batches.custom_convert_samples_to_train_data_path:
             check_lengths(samples, self._config.model.vocab_size)
 
-    def _to_train_shards(self, samples: list[Sample]) -> tuple[list[RolloutBatch], dict[str, float]]:
-        """The shards, and metrics: what is in none of them, and the reward of what is.
+    def _to_train_refs(self, samples: list[Sample]) -> tuple[list[ray.ObjectRef], dict[str, float]]:
+        """References to the shards, and metrics: what is in none of them, and the reward of what is.
 
         The conversion says what the reward was, which need not be the number that the sample has.
         """
@@ -291,7 +293,7 @@ class RolloutManager:
         batch = samples_to_train_data(self._config, samples)
         shards = split_train_data_by_dp(self._config, batch, self._parallel_config)
         metrics = mean_raw_reward(batch, shards) | self._book_left_out(samples, batch, shards)
-        return shards, metrics
+        return [ray.put(shard) for shard in shards], metrics
 
     def _book_left_out(
         self, samples: list[Sample], batch: RolloutBatch, shards: list[RolloutBatch]
@@ -321,21 +323,23 @@ class RolloutManager:
         metrics = getattr(self._data_source, "data_metrics", None)
         return metrics() if metrics else {}
 
-    def _save_state(self, rollout_id: int) -> str | None:
-        """Saves the data position with the rollout whose checkpoint will need it; why that failed, if it did.
+    def _save_state(self, rollout_id: int) -> None:
+        """Saves the data position with the rollout whose checkpoint will need it.
 
         Here and not in the loop, because the asynchronous loop draws the prompts of the next rollout
         before it saves this one.
         """
         config, per_epoch = self._config, self.num_rollout_per_epoch()
-        if not config.checkpoints.save or not should_run_periodic_action(
+        if config.checkpoints.save and should_run_periodic_action(
             rollout_id, config.checkpoints.save_interval, per_epoch, config.data.num_rollout
         ):
-            return None
-        try:
-            self._data_source.save(rollout_id)
-        except (OSError, RuntimeError) as error:
-            if not is_write_error(error):
-                raise
-            return f"the position in the data could not be saved: {error}"
-        return None
+            try:
+                self._data_source.save(rollout_id)
+            except (OSError, RuntimeError) as error:
+                if not is_write_error(error):
+                    raise
+                self._unsaved[rollout_id] = f"the position in the data could not be saved: {error}"
+
+    def unsaved(self, rollout_id: int) -> str | None:
+        """Why the data position after a rollout could not be saved; None if it was, or is not."""
+        return self._unsaved.pop(rollout_id, None)

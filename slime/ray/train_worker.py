@@ -182,7 +182,8 @@ class TrainWorker:
         if self._update is None:
             served = self._config.engines.synced_checkpoint
             lora, weights = self._config.lora, self.backend.weights
-            beside = AdapterWeights(weights(ADAPTER), lora) if lora.serves_adapter else None
+            named = dict(zip(lora.served_adapters, lora.each_adapter, strict=lora.serves_adapter))
+            beside = [AdapterWeights(weights(ADAPTER, own), lora, name) for name, own in named.items()]
             whole, spans = weights(BASE) if beside else weights(), self._timer.spans
             self._update = WeightUpdate(self._config, whole, served=served, spans=spans, adapters=beside)
             if self._takes_over:
@@ -224,13 +225,15 @@ class TrainWorker:
             self.backend.versions.backup(ROLLOUT_ACTOR)
         return self._weight_version, report
 
-    def follow_engines(self) -> None:
-        """The rollout that is trained on next is made with the weights that were sent last."""
-        self.backend.versions.copy(src_tag=ROLLOUT_ACTOR, dst_tag=OLD_ACTOR)
+    def text_log_probs(self, tokens: list[int], adapter: str | None = None) -> list[float] | None:
+        """What the policy says of a text; None on ranks that do not know.
 
-    def text_log_probs(self, tokens: list[int]) -> list[float] | None:
-        """What the policy says of a text; None on ranks that do not know."""
+        Args:
+            adapter: whose policy, of several.
+        """
         self.backend.memory.require_weights("text_log_probs")
+        if adapter is not None:
+            self.backend.select(adapter)
         return text_log_probs(self._config.logits, self.backend, tokens)
 
     def offload_training_state(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
+from slime.adapters.named import adapter_of
 from slime.config.generation import GenerationConfig
 from slime.config.router import RouterConfig
 from slime.config.run import filled
@@ -22,7 +23,7 @@ from slime.utils.addresses import http_url
 from slime.utils.async_utils import gather_or_cancel
 from slime.utils.cut_stops import StopsAcrossCuts, TextOf
 from slime.utils.engine_meta import fit_versions
-from slime.utils.http_utils import post
+from slime.utils.http_utils import asking_adapter, post
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
 from slime.utils.weight_clock import clock
@@ -186,7 +187,7 @@ async def generate_and_rm(
         if state.aborted:
             sample.status = Sample.Status.ABORTED
             return sample
-        with span_of(args, sample, "generate"):
+        with span_of(args, sample, "generate"), asking_adapter(_adapter(config, sample)):
             result = await _generate_one(config, sample, sampling_params, evaluation)
         result = await apply_rollout_sample_hooks(args, result, evaluation=evaluation)
     _check_own_rewards(config, sample, result)
@@ -194,6 +195,14 @@ async def generate_and_rm(
         with span_of(args, result, "reward_model"):
             await _score(args, result)
     return result
+
+
+def _adapter(config: GenerationConfig, sample: Sample) -> str | None:
+    """The adapter that a sample is of, where there are several."""
+    try:
+        return adapter_of(config.lora, sample.metadata)
+    except ValueError as error:
+        raise RolloutError(f"{name_samples(sample)}: {error}") from None
 
 
 async def _generate_one(

@@ -78,6 +78,13 @@ class TrainBackend(Protocol):
     def parallel_config(self) -> dict[str, int]:
         """What splitting a rollout over the ranks needs to know, and this rank's share (``dp_rank``)."""
 
+    def select(self, adapter: str) -> None:
+        """Makes the model that of one of ``--lora-adapters``, for what follows: passes, steps, weights.
+
+        Raises:
+            ValueError: this trainer has no adapter of that name.
+        """
+
     def forward(self, batch: RolloutBatch, data: DataIterator, head: Head, prefix: str) -> Outputs:
         """Values of all samples of this rank's shard without gradients, ``prefix`` before their names.
 
@@ -114,8 +121,11 @@ class TrainBackend(Protocol):
             RuntimeError: names the first such parameter of this rank.
         """
 
-    def weights(self, form: str = FULL) -> Weights:
+    def weights(self, form: str = FULL, adapter: str | None = None) -> Weights:
         """The trained weights as they are when the result is iterated.
+
+        Args:
+            adapter: of several; it is selected then.
 
         Raises:
             ValueError: this trainer does not have them in that form.

@@ -17,6 +17,8 @@ from slime.training import nuclei
 from slime.training.routes import compact
 from slime.utils.types import RolloutBatch, Sample
 
+ADAPTER, ADAPTER_STEPS = "adapter", "adapter_steps"
+
 
 class BatchError(RuntimeError):
     """Samples that make no train batch; the message names the samples and the field."""
@@ -136,6 +138,8 @@ FIELDS: dict[str, Field] = {
     "token_versions": Field(Axis.RESPONSE, _token_versions, _no_versions, dtype=torch.long),
     "round_number": Field(Axis.SAMPLE, lambda sample: sample.metadata.get("round_number")),
     "metadata": Field(Axis.SAMPLE, lambda sample: sample.train_metadata, in_loss=True),
+    # Its name, in a run with several: see `slime.training.adapter_steps`.
+    ADAPTER: Field(Axis.SAMPLE),
     "log_probs": _response(),
     "ref_log_probs": _response(),
     "entropy": _response(in_loss=False),
@@ -151,7 +155,9 @@ _OF_UNKNOWN = Field(Axis.SAMPLE, in_loss=True)
 REQUIRED = frozenset(name for name, field in FIELDS.items() if field.required)
 """What a trainer needs of a batch, whoever made it."""
 
-SCHEDULE = frozenset({"partition", "global_batch_sizes", "num_microbatches", "micro_batch_indices"})
+SCHEDULE = frozenset(
+    {"partition", "global_batch_sizes", "num_microbatches", "micro_batch_indices", ADAPTER_STEPS}
+)
 """What a shard holds beside fields: which samples it has, and when each is trained."""
 
 

@@ -10,8 +10,10 @@ from numbers import Real
 from statistics import fmean
 from typing import Any
 
+from slime.adapters.named import adapter_of, unnamed
+from slime.config.lora import LoraConfig
 from slime.config.training import TrainingConfig
-from slime.training.batch import FIELDS, REQUIRED, BatchError, select
+from slime.training.batch import ADAPTER, ADAPTER_STEPS, FIELDS, REQUIRED, BatchError, select
 from slime.training.nuclei import check_nuclei
 from slime.training.rewards import post_process_rewards
 from slime.training.routes import checked_routes
@@ -35,6 +37,9 @@ def samples_to_train_data(config: TrainingConfig, samples: list[Sample]) -> Roll
             raise BatchError(f"{path}: its result lacks {', '.join(sorted(missing))}")
     else:
         batch = convert_samples_to_train_data(samples, *post_process_rewards(config, samples))
+    if config.lora.named_adapters:
+        batch = {ADAPTER: _adapters(config.lora, samples), **batch}
+        _check_adapters(batch)
     _check_values(config, batch, path or config.rewards.custom_reward_post_process_path or "")
     try:
         if config.off_policy.use_rollout_routing_replay:
@@ -44,6 +49,30 @@ def samples_to_train_data(config: TrainingConfig, samples: list[Sample]) -> Roll
     except ValueError as error:
         raise BatchError(str(error)) from None
     return batch
+
+
+def _adapters(config: LoraConfig, samples: list[Sample]) -> list[str | None]:
+    """The name of each sample's adapter."""
+    for sample in samples:
+        if reason := unnamed(config, sample.metadata):
+            raise BatchError(f"{name_samples(sample)}: {reason}")
+    return [adapter_of(config, sample.metadata) for sample in samples]
+
+
+def _check_adapters(batch: RolloutBatch) -> None:
+    """Refuses a rollout of two adapters: its weight in the loss is one, and each adapter has its own mean."""
+    if len(batch[ADAPTER]) != len(batch["tokens"]):
+        raise BatchError(
+            f"{len(batch['tokens'])} entries of {len(batch[ADAPTER])} samples, wanted {ADAPTER} among the "
+            "fields, which names the adapter of each entry"
+        )
+    owners: dict[Any, Any] = {}
+    for rollout_id, name in zip(batch["rollout_ids"], batch[ADAPTER], strict=True):
+        if owners.setdefault(rollout_id, name) != name:
+            raise BatchError(
+                f"rollout id {rollout_id}: has samples of the adapters {owners[rollout_id]} and {name}, "
+                "wanted one"
+            )
 
 
 def _check_values(config: TrainingConfig, batch: RolloutBatch, made_by: str) -> None:
@@ -247,13 +276,14 @@ def split_train_data_by_dp(
         parallel_config: dp_size, cp_size, vpp_size, microbatch_group_size_per_vp_stage.
     """
     total_lengths = [len(tokens) for tokens in batch["tokens"]]
-    partitions, micro_batch_indices, num_microbatches, global_batch_sizes = dp_schedule(
+    schedule = dp_schedule(
         config.batches,
         config.model,
         parallel_config,
         total_lengths,
         global_batch_size=config.batches.global_batch_size,
         rollout_indices=batch["rollout_ids"],
+        adapters=batch.get(ADAPTER),
     )
     return [
         {
@@ -261,9 +291,10 @@ def split_train_data_by_dp(
             "partition": partition,
             "raw_reward": batch["raw_reward"],
             "total_lengths": total_lengths,
-            "global_batch_sizes": global_batch_sizes,
-            "num_microbatches": num_microbatches,
+            "global_batch_sizes": schedule.global_batch_sizes,
+            "num_microbatches": schedule.num_microbatches,
             "micro_batch_indices": indices,
+            **({ADAPTER_STEPS: schedule.adapter_steps} if schedule.adapter_steps else {}),
         }
-        for partition, indices in zip(partitions, micro_batch_indices, strict=True)
+        for partition, indices in zip(schedule.partitions, schedule.micro_batch_indices, strict=True)
     ]

@@ -1,6 +1,6 @@
 """Which sample is trained in which optimizer step, micro-batch and data-parallel rank."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slime.config.batches import BatchConfig
@@ -21,12 +21,15 @@ class DpSchedule(NamedTuple):
         micro_batch_indices: per rank, the micro-batches as indices into its partition, which they tile.
         num_microbatches: per optimizer step, the same on all ranks.
         global_batch_sizes: per optimizer step, its number of rollouts over all ranks.
+        adapter_steps: of a rollout of several adapters, whose steps are cut by them: per part the number of
+            its step and its adapter. The two before it are per part then. Else empty.
     """
 
     partitions: list[list[int]]
     micro_batch_indices: list[list[list[int]]]
     num_microbatches: list[int]
     global_batch_sizes: list[int]
+    adapter_steps: list[tuple[int, str]]
 
 
 class TooFewRolloutsError(AssertionError, ValueError):
@@ -41,6 +44,7 @@ def dp_schedule(
     *,
     global_batch_size: int,
     rollout_indices: Sequence[int],
+    adapters: Sequence[str] | None = None,
 ) -> DpSchedule:
     """Cuts a rollout into optimizer steps, and each step into micro-batches for each rank.
 
@@ -51,6 +55,7 @@ def dp_schedule(
         train_parallel_config: dp_size, cp_size, vpp_size, microbatch_group_size_per_vp_stage.
         total_lengths: tokens of each sample.
         rollout_indices: rollout id of each sample.
+        adapters: the name of each sample's, where there are several.
 
     Raises:
         ValueError: too few rollouts for a step, too few samples for the ranks, or static micro-batches
@@ -58,10 +63,13 @@ def dp_schedule(
     """
     dp_size = train_parallel_config["dp_size"]
     steps = _steps(rollout_indices, global_batch_size)
-    schedule = DpSchedule([[] for _ in range(dp_size)], [[] for _ in range(dp_size)], [], [])
-    for step, members in enumerate(steps):
+    schedule = DpSchedule([[] for _ in range(dp_size)], [[] for _ in range(dp_size)], [], [], [])
+    for step, adapter, members in _parts(steps, adapters):
         if len(members) < dp_size:
-            raise ValueError(f"step {step} has {len(members)} samples, wanted at least dp_size {dp_size}")
+            whose = "" if adapter is None else f" of adapter {adapter}"
+            raise ValueError(
+                f"step {step} has {len(members)} samples{whose}, wanted at least dp_size {dp_size}"
+            )
         bins = _pack(batches, model, train_parallel_config, members, total_lengths)
         shares = _distribute(batches, model, bins, dp_size, total_lengths)
         for rank, share in enumerate(shares):
@@ -70,8 +78,24 @@ def dp_schedule(
                 schedule.partitions[rank] += bins[bin_index]
                 schedule.micro_batch_indices[rank].append([*range(start, len(schedule.partitions[rank]))])
         schedule.num_microbatches.append(len(bins) // dp_size)
-        schedule.global_batch_sizes.append(global_batch_size)
+        if adapter is None:
+            schedule.global_batch_sizes.append(global_batch_size)
+        else:
+            schedule.global_batch_sizes.append(len({rollout_indices[position] for position in members}))
+            schedule.adapter_steps.append((step, adapter))
     return schedule
+
+
+def _parts(
+    steps: Sequence[list[int]], adapters: Sequence[str] | None
+) -> Iterator[tuple[int, str | None, list[int]]]:
+    """The samples of each step, or of each adapter within each step, by their names."""
+    for step, members in enumerate(steps):
+        if adapters is None:
+            yield step, None, members
+            continue
+        for name in sorted({adapters[position] for position in members}):
+            yield step, name, [position for position in members if adapters[position] == name]
 
 
 def build_dp_schedule(
@@ -81,6 +105,7 @@ def build_dp_schedule(
     *,
     global_batch_size: int,
     rollout_indices: Sequence[int],
+    adapters: Sequence[str] | None = None,
 ) -> DpSchedule:
     """Makes the `dp_schedule` of what ``args`` say, for plug-ins."""
     return dp_schedule(
@@ -90,6 +115,7 @@ def build_dp_schedule(
         total_lengths,
         global_batch_size=global_batch_size,
         rollout_indices=rollout_indices,
+        adapters=adapters,
     )
 
 

@@ -14,6 +14,7 @@ from slime.config.training import TrainingConfig
 from slime.observability.logging_utils import take_logged
 from slime.observability.profiling import profiled
 from slime.observability.timer import Timer
+from slime.training.adapter_steps import Part, metrics_of_step, num_steps, runs_of, steps_of
 from slime.training.advantages import compute_advantages_and_returns
 from slime.training.backend import Outputs, TrainBackend
 from slime.training.batch import loss_fields
@@ -93,7 +94,7 @@ class Trainer:
         data = DataIterator(batch, batch["micro_batch_indices"])
         if config.advantages.compute_advantages_and_returns:
             with self._profiled("train_log_probs", rollout_id):
-                for forward_pass in self._due_passes(len(batch["num_microbatches"])):
+                for forward_pass in self._due_passes(num_steps(batch)):
                     self._run(forward_pass, batch, data)
             outputs = {key: to_host(batch[key]) for key in self._role.outputs if key in batch}
             if context.is_last_stage:
@@ -127,8 +128,21 @@ class Trainer:
 
     def _run(self, forward_pass: Pass, batch: RolloutBatch, data: DataIterator) -> None:
         backend, head = self._backend, partial(forward_pass.head, self._config)
-        with self._timer.measure(forward_pass.name), backend.versions.entered(forward_pass.tag):
-            batch |= backend.forward(batch, data.reset(), head, forward_pass.prefix)
+        outputs: Outputs = {}
+        data.reset()
+        with self._timer.measure(forward_pass.name):
+            for adapter, counts in runs_of(batch):
+                self._select(adapter)
+                with backend.versions.entered(forward_pass.tag):
+                    own = {**batch, "num_microbatches": counts}
+                    found = backend.forward(own, data, head, forward_pass.prefix)
+                for key, values in found.items():
+                    outputs.setdefault(key, []).extend(values)
+        batch |= outputs
+
+    def _select(self, adapter: str | None) -> None:
+        if adapter is not None:
+            self._backend.select(adapter)
 
     def _optimizer_steps(
         self, rollout_id: int, batch: RolloutBatch, data: DataIterator
@@ -136,16 +150,23 @@ class Trainer:
         if self._config.off_policy.reset_optimizer_states:
             self._backend.reset_optimizer()
         keys = loss_fields(batch)
-        counts, sizes = batch["num_microbatches"], batch["global_batch_sizes"]
         steps = []
         with self._backend.training():
-            for step_id, (count, size) in enumerate(zip(counts, sizes, strict=True)):
-                with self._timer.spans.measure("optimizer_step", rollout=rollout_id, step=step_id):
-                    metrics = self._backend.step(rollout_id, step_id, data, keys, self._loss, count, size)
-                metrics["global_batch_size"] = size
+            for parts in steps_of(batch):
+                with self._timer.spans.measure("optimizer_step", rollout=rollout_id, step=parts[0].step):
+                    found = [self._step(rollout_id, part, data, keys) for part in parts]
+                metrics = metrics_of_step(parts, found)
+                metrics["global_batch_size"] = sum(part.rollouts for part in parts)
                 named = {f"train/{self._role.prefix}{name}": value for name, value in metrics.items()}
                 steps.append({**named, **take_logged("train")})
         return steps
+
+    def _step(self, rollout_id: int, part: Part, data: DataIterator, keys: list[str]) -> dict[str, float]:
+        """Trains one adapter, or what there is to train, on its micro-batches of a step."""
+        self._select(part.adapter)
+        return self._backend.step(
+            rollout_id, part.step, data, keys, self._loss, part.num_microbatches, part.rollouts
+        )
 
     def _refresh_versions(self, rollout_id: int) -> None:
         versions, interval = self._backend.versions, self._config.kl.ref_update_interval

@@ -1,6 +1,6 @@
 """The weights of a model for whatever carries them away: first what there is, then the tensors."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,6 +59,24 @@ class Weights(Protocol):
 
     def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
         """Lists of at most ``max_bytes`` each, a larger tensor alone. Do not write to them."""
+
+
+class Selected:
+    """Weights that are put in place before they are read, as those of one adapter of several."""
+
+    def __init__(self, weights: Weights, select: Callable[[], None]) -> None:
+        self._weights, self._select, self.ranks = weights, select, weights.ranks
+
+    @property
+    def rounding(self) -> float:
+        return self._weights.rounding
+
+    def manifest(self) -> Sequence[TensorInfo]:
+        return self._weights.manifest()
+
+    def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
+        self._select()
+        yield from self._weights.buckets(max_bytes)
 
 
 def require_form(form: str, *known: str) -> None:

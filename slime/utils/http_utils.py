@@ -5,8 +5,9 @@ output = await post(f"{router_url}/generate", {"input_ids": [1, 2], "sampling_pa
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -56,6 +57,10 @@ class HttpStatusError(RuntimeError):
         return self.status >= 500 or self.status == 429
 
 
+class UnnamedAdapter(ValueError):
+    """A request that engines with several adapters are to answer does not say with which."""
+
+
 class BrokenAnswer(httpx.RemoteProtocolError):
     """An answer that had begun did not come to its end."""
 
@@ -68,16 +73,33 @@ class _ClientSettings:
         headers: sent to ``origins`` alone; user code posts to judges and sandboxes with the same client.
         origins: of the run's own servers, as ``http://host:port``.
         vocab_sizes: of the models behind some of them.
-        adapter: the one that the run's own engines compute requests with that do not say otherwise.
+        adapters: those that the run's own engines have. They compute with the only one, or with that of
+            the sample that is worked on, what does not say otherwise.
     """
 
     headers: dict[str, str] = field(default_factory=dict)
     origins: set[str] = field(default_factory=set)
     vocab_sizes: dict[str, int] = field(default_factory=dict)
-    adapter: str | None = None
+    adapters: Sequence[str] = ()
 
 
 _settings = _ClientSettings()
+_adapter: ContextVar[str | None] = ContextVar("adapter", default=None)
+
+
+@contextmanager
+def asking_adapter(name: str | None) -> Iterator[None]:
+    """Requests to generate that are made within, by tasks that start there too, are for this adapter."""
+    token = _adapter.set(name)
+    try:
+        yield
+    finally:
+        _adapter.reset(token)
+
+
+def asked_adapter() -> str | None:
+    """The adapter that requests are for which are made here, if one was named."""
+    return _adapter.get()
 
 
 class EngineGpus(Protocol):
@@ -96,12 +118,12 @@ def get_rollout_num_engines(args: EngineGpus) -> int:
     return known or max(1, args.rollout_num_gpus // args.rollout_num_gpus_per_engine)
 
 
-def init_http_client(args: Any, api_key: str | None = None, adapter: str | None = None) -> None:
+def init_http_client(args: Any, api_key: str | None = None, adapters: Sequence[str] = ()) -> None:
     """Sets the routers' key, which requests to them carry from now on.
 
     Args:
-        adapter: the name of one that requests to generate carry too, unless they have a ``lora_path``; null
-            there asks the base.
+        adapters: names of those that engines have beside the base. Requests to generate carry one too,
+            unless they have a ``lora_path``; null there asks the base.
     """
     global _settings
     headers = bearer_header(api_key or getattr(args, "sglang_api_key", None))
@@ -111,7 +133,7 @@ def init_http_client(args: Any, api_key: str | None = None, adapter: str | None 
     size = getattr(args, "vocab_size", None)
     vocab_sizes = {http_url(host, port): size} if host and port and size else {}
     origins = {http_url(host, port) for host, port in routers.values() if host and port}
-    _settings = _ClientSettings(headers, origins, vocab_sizes, adapter)
+    _settings = _ClientSettings(headers, origins, vocab_sizes, tuple(adapters))
 
 
 def share_key_with(url: str) -> None:
@@ -143,6 +165,7 @@ async def post(
         HttpStatusError: the last answer was an error.
         httpx.TransportError: the server could not be reached; the message names the URL.
         DeadlyRequest: SGLang would end with it, so that one of the run's own servers does not get it.
+        UnnamedAdapter: one of several adapters is to answer, and nothing says which.
     """
     return await _request("POST", url, payload, max_retries, headers)
 
@@ -237,9 +260,20 @@ def _encoded(url: str, payload: Mapping[str, Any] | None) -> bytes | None:
     if origin in _settings.origins:
         if path == "/generate":
             refuse_deadly(payload, _settings.vocab_sizes.get(origin))
-        if _settings.adapter and path in _GENERATING:
-            payload = {"lora_path": _settings.adapter, **payload}
+        if _settings.adapters and path in _GENERATING and "lora_path" not in payload:
+            payload = {"lora_path": _adapter_here(url), **payload}
     return orjson.dumps(payload)
+
+
+def _adapter_here(url: str) -> str:
+    if (name := _adapter.get()) is not None:
+        return name
+    if len(_settings.adapters) == 1:
+        return _settings.adapters[0]
+    raise UnnamedAdapter(
+        f"{url}: the request names none of the adapters {', '.join(_settings.adapters)} and is made outside "
+        "of the task that a sample was given to (wanted: lora_path, null for the base)"
+    )
 
 
 def _headers_for(url: str, headers: Mapping[str, str] | None) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from slime.config.lora import LoraConfig
+from slime.config.lora import SERVED_ADAPTER, LoraConfig
 from slime.config.weight_update import WeightUpdateConfig
 from slime.observability.spans import SpanList
 from slime.training.weights import NamedTensors, Weights
@@ -25,10 +25,11 @@ from slime.weight_sync.transports.transport import Transport
 
 
 class AdapterWeights(NamedTuple):
-    """Adapters that engines get beside the base."""
+    """An adapter that engines get beside the base, under the name that requests have for it."""
 
     weights: Weights
     config: LoraConfig
+    name: str = SERVED_ADAPTER
 
 
 class Route:
@@ -49,6 +50,11 @@ class Route:
     def sources(self) -> set[int]:
         """The trainer ranks whose weights are read."""
         return set().union(*(transport.source_ranks() for transport in self.serving))
+
+    @property
+    def density(self) -> float:
+        """Which part of all bytes had to be sent; see `SyncReport`."""
+        return max((transport.density for transport in self.serving), default=0.0)
 
     @property
     def sends(self) -> bool:
@@ -123,7 +129,7 @@ class WeightUpdate:
         transports: Sequence[Transport] | None = None,
         served: str | None = None,
         spans: SpanList | None = None,
-        adapters: AdapterWeights | None = None,
+        adapters: Sequence[AdapterWeights] = (),
     ) -> None:
         filters: list[Filter] = [WholePairs()]
         if served is not None:
@@ -133,9 +139,9 @@ class WeightUpdate:
         self._spans = SpanList() if spans is None else spans
         plan = WeightPlan(weights, filters, size, sync.check_weight_checksums, self._spans)
         self._routes = [Route(plan, transports_of(config) if transports is None else transports)]
-        if adapters is not None:
-            beside = WeightPlan(adapters.weights, [], size, spans=self._spans)
-            self._routes.append(Route(beside, [AdapterTransport(config, adapters.config, plan)]))
+        for one in adapters:
+            beside = WeightPlan(one.weights, [], size, spans=self._spans)
+            self._routes.append(Route(beside, [AdapterTransport(config, one.config, plan, one.name)]))
         for transport in self._transports:
             transport.spans = self._spans
         self._has_base = False
@@ -182,7 +188,7 @@ class WeightUpdate:
                 sent += route.carry()
                 transfer += monotonic() - start
             if route is not routes[-1]:
-                with self._step("close the update of the base"):
+                with self._step("close a part of the update"):
                     route.commit()
         with self._step("close the update and continue"):
             routes[-1].commit()
@@ -195,7 +201,7 @@ class WeightUpdate:
             transfer,
             pause=max((transport.pause for transport in serving), default=0.0),
             rounding=self._routes[0].plan.rounding,
-            density=max((transport.density for transport in serving), default=0.0),
+            density=sum(route.density for route in routes),
             floor=sum(route.floor for route in routes),
         )
 

@@ -12,6 +12,7 @@ import pytest
 from slime.agent.adapters import OpenAIAdapter
 from slime.agent.adapters.common import Refused, Session, call_sglang_generate
 from slime.agent.aiohttp_threaded import run_app_in_thread
+from slime.utils.http_utils import asking_adapter
 from slime.utils.types import Sample
 from slime.utils.weight_clock import clock
 from tests.engines.fake import EOS, NEVER
@@ -50,6 +51,18 @@ async def ask(client, messages, **more):
     response = await client.post(PATH, json={"model": "m", "messages": messages, **more})
     assert response.status_code == 200, response.text
     return response.json()
+
+
+async def test_turns_are_asked_of_the_adapter_that_was_asked_where_the_session_was_opened(serve, engine):
+    """They are taken elsewhere: in the thread of a server."""
+    adapter, client = serve()
+    await ask(client, [USER])
+    adapter.drop_session("s")
+    with asking_adapter("mine"):
+        adapter.open_session("s", sampling_defaults=PARAMS)
+    await ask(client, [USER])
+    plain, named = engine.seen("generate")
+    assert named == {**plain, "lora_path": "mine"} and "lora_path" not in plain
 
 
 async def test_a_conversation_with_a_tool_is_one_sample_of_sampled_tokens(serve, engine, tokenizer):

@@ -135,3 +135,59 @@ def test_an_adapter_of_another_kind_is_refused_before_a_start(words, refusal, tm
 def test_an_adapter_that_is_not_there_is_refused(words, refusal, tmp_path):
     message = refusal(words(lora_rank=8, lora_adapter_path=tmp_path / "none"))
     assert message.startswith(f"--lora-adapter-path {tmp_path / 'none'}: adapter_config.json cannot be read")
+
+
+SEVERAL = {
+    "lora_rank": 8,
+    "no_lora_merge": True,
+    "lora_adapters": ["a", "b"],
+    "lora_adapter_key": "source_name",
+}
+
+
+@pytest.fixture
+def two_sources(data, tmp_path):
+    """A file of two sources of prompts, which have the names of adapters."""
+    sources = "".join(f"- {{name: {name}, path: {data}, weight: 1}}\n" for name in ("a", "b"))
+    (tmp_path / "both.yaml").write_text(f"sources:\n{sources}")
+    return tmp_path / "both.yaml"
+
+
+def test_several_adapters_have_names_and_their_samples_say_so(words, refusal, two_sources, data):
+    line = words(**SEVERAL, prompt_data=two_sources)
+    config = filled(LoraConfig, validated_args(line))
+    assert config.named_adapters == ["a", "b"] and config.served_adapters == ("a", "b")
+    assert not filled(LoraConfig, validated_args(words(lora_adapters=["a"]))).named_adapters
+    said = refusal(words(**SEVERAL, prompt_data=data))
+    assert said.startswith("--prompt-data: ") and said.endswith(
+        "its metadata have no source_name (wanted: one of --lora-adapters, a, b)"
+    )
+    said = refusal(words(**SEVERAL | {"lora_adapters": ["a", "c"]}, prompt_data=two_sources))
+    assert "its metadata have source_name 'b' (wanted: one of --lora-adapters, a, c)" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lora_adapters": ["a", "b/../c"]}, "--lora-adapters a b/../c: 'b/../c' is no name"),
+        ({"lora_adapters": ["a", "b", "a"]}, "--lora-adapters a b a: names an adapter twice"),
+        ({"no_lora_merge": None}, "--lora-adapters a b: needs --no-lora-merge"),
+        ({"train_backend": "fsdp"}, "--lora-adapters"),
+        ({"lora_save_merged": True}, "--lora-save-merged True: not with --lora-adapters a b (a merged"),
+        ({"advantage_estimator": "ppo"}, "--advantage-estimator ppo: not with --lora-adapters a b"),
+        ({"normalize_advantages": True}, "--normalize-advantages True: not with --lora-adapters a b"),
+        (
+            {"overlap_param_gather": True, "overlap_grad_reduce": True},
+            "--overlap-param-gather True: not with",
+        ),
+        ({"keep_old_actor": True}, "--keep-old-actor True: not with --lora-adapters a b"),
+        ({"global_batch_size": 8, "n_samples_per_prompt": 16}, "--global-batch-size 8: not with --lora-ada"),
+        (
+            {"n_samples_per_prompt": 6, "global_batch_size": 24, "micro_batch_size": 4},
+            "--n-samples-per-prompt 6: not with --lora-adapters a b (wanted: a multiple of 4, a micro-batch",
+        ),
+    ],
+)
+def test_what_is_not_done_with_several_adapters_is_named(words, refusals, two_sources, changes, message):
+    said = refusals(words(**SEVERAL | changes, prompt_data=two_sources))
+    assert [line for line in said if line.startswith(message)], said

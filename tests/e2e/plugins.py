@@ -47,3 +47,10 @@ def perturb_a_tensor(args: Namespace) -> None:
 
 
 PERTURBED = "model.layers.1.self_attn.v_proj.weight"
+
+
+async def own_task_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
+    """Which part of the answer is even ids, or odd ones: what one task wants, the other does not."""
+    answer = sample.tokens[len(sample.tokens) - sample.response_length :]
+    odd = sum(token % 2 for token in answer) / max(len(answer), 1)
+    return odd if sample.metadata["task"] == "odd" else 1 - odd

@@ -200,3 +200,19 @@ def test_the_size_of_nuclei_is_told_of_tokens_that_have_one():
     samples = [make_sample(0, 1.0, 3, **nuclei), make_sample(0, 1.0, 2)]
     assert compute_metrics_from_samples(make_args(), samples)["top_p_kept_vocab_per_token"] == 3.0
     assert "top_p_kept_vocab_per_token" not in compute_metrics_from_samples(make_args(), samples[1:])
+
+
+def test_of_several_adapters_each_has_a_share_and_a_mean_reward():
+    samples = [
+        make_sample(group, group / 2, metadata={"lora_adapter": "ab"[group > 1]}) for group in range(3)
+    ]
+    shown = lambda **flags: {
+        key: value
+        for key, value in compute_metrics_from_samples(make_args(**flags), samples).items()
+        if key.startswith("adapter/")
+    }
+    assert shown(lora_rank=8, lora_adapters=["a", "b"]) == {
+        **{"adapter/a/share": 2 / 3, "adapter/a/raw_reward": 0.25},
+        **{"adapter/b/share": 1 / 3, "adapter/b/raw_reward": 1.0},
+    }
+    assert shown() == shown(lora_adapters=["a", "b"]) == {}

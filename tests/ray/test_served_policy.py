@@ -188,6 +188,17 @@ def test_engines_that_keep_adapters_beside_the_base_are_asked_with_theirs(fleet,
         fleet.check_policy([1, 2], [-1.0])
 
 
+def test_of_several_adapters_that_which_is_named_is_asked(fleet, make):
+    fleet, answers = fleet
+    fleet._config = make(lora_rank=8, lora_merge=False, lora_adapters=["a", "b"])
+    for number, name in ((-2.0, "a"), (-3.0, "b")):
+        answers.update({f"http://engine{rank}: {name}": [number] for rank in (0, 1)})
+    fleet.check_policy([1, 2], [-2.0], "a")
+    fleet.check_policy([1, 2], [-3.0], "b")
+    with pytest.raises(PolicyMismatch):
+        fleet.check_policy([1, 2], [-2.0], "b")
+
+
 def test_an_engine_that_dies_of_it_is_replaced_only_under_fault_tolerance(fleet, make):
     fleet, answers = fleet
     answers["http://engine0"] = EngineError("http://engine0", "/generate", None, "gone")
@@ -211,7 +222,7 @@ def test_halves_of_engines_are_left_out_with_a_warning(fleet, caplog):
 def test_engines_that_gave_their_memory_away_are_asked_when_they_have_it_back(monkeypatch, shares):
     calls: list[str] = []
     group = RolloutGroup.__new__(RolloutGroup)
-    group._needs_offload, group._to_check, group._log = shares, None, MagicMock()
+    group._needs_offload, group._to_check, group._log = shares, [], MagicMock()
     monkeypatch.setattr(
         rollout_group.RolloutGroup, "_call", lambda self, method, *arguments: calls.append(method)
     )

@@ -105,6 +105,18 @@ def test_the_policy_served_is_proven_with_the_first_weights_or_with_all(started,
         assert call.args == ([5, 6, 7], [-1.0, -2.0])
 
 
+def test_with_several_adapters_each_policy_is_proven(started):
+    group, _ = started(0, check_served_policy=True, lora_rank=8, lora_merge=False, lora_adapters=["a", "b"])
+    rollout, trainer = group._rollout, group._actors[0]
+    rollout.updatable_engines.return_value = [EngineEndpoint("http://127.0.0.1:1", None, 1, 0)], 0
+    rollout.probe_tokens.return_value = [5, 6, 7]
+    trainer.update_weights.remote.return_value = 1, SyncReport()
+    trainer.text_log_probs.remote.side_effect = lambda tokens, name: [-1.0 if name == "a" else -2.0] * 2
+    group.update_weights()
+    found = [call.args for call in rollout.check_policy.call_args_list]
+    assert found == [([5, 6, 7], [-1.0, -1.0], "a"), ([5, 6, 7], [-2.0, -2.0], "b")]
+
+
 def task_error(message):
     return ray.exceptions.RayTaskError("update_weights", f"Traceback:\n{message}", RuntimeError(message))
 

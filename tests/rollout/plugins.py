@@ -9,7 +9,9 @@ import threading
 from slime.rollout.data_source import RolloutDataSourceWithBuffer
 from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.rollout.generate_state import GenerateState
+from slime.rollout.generation import get_model_url
 from slime.rollout.sglang_rollout import generate as stock_generate
+from slime.utils.http_utils import post
 from slime.utils.types import Sample
 from slime.utils.weight_clock import clock
 
@@ -345,3 +347,12 @@ def first_twice(args, rollout_id, buffer, num_samples):
 
 def made_up(args, rollout_id, buffer, num_samples):
     return [[Sample(), Sample()]]
+
+
+async def chatting_generate(args, sample, sampling_params):
+    """Asks the engine by another of its endpoints, from a task of its own."""
+    url = get_model_url(args, endpoint="/v1/chat/completions")
+    answer = await asyncio.create_task(post(url, {"messages": [{"role": "user", "content": sample.prompt}]}))
+    sample.response = answer["text"]
+    sample.tokens, sample.response_length, sample.status = [1, 2], 1, Sample.Status.COMPLETED
+    return sample

@@ -1,9 +1,13 @@
 """What a request to an engine says of a sample, and which group is given up."""
 
+import asyncio
+
 import pytest
 
 from slime.rollout.attempts import is_finished, was_finished
+from slime.rollout.base_types import RolloutError
 from slime.rollout.generation import (
+    generate_and_rm,
     is_given_up,
     made_before,
     prepare_request,
@@ -12,10 +16,12 @@ from slime.rollout.generation import (
 )
 from slime.rollout.rm_hub.math_grader import equal_at_sight
 from slime.rollout.text_generation import remembers_tokens
+from slime.utils.http_utils import init_http_client
 from slime.utils.types import Sample
 from tests.run_args import config_with
 
 ABORTED, COMPLETED = Sample.Status.ABORTED, Sample.Status.COMPLETED
+CHATS = "v1/chat/completions"
 RADIX_TREE = "slime.router.middleware_hub.radix_tree_middleware.RadixTreeMiddleware"
 
 
@@ -137,3 +143,23 @@ def test_an_answer_goes_on_with_what_engines_made_and_not_with_what_a_tool_said(
     sample.version_spans = []
     sample.weight_versions = []
     assert made_before(sample) == [3, 4, 5, 6, 7, 8, 9], "engines that tell no versions"
+
+
+async def test_each_sample_is_asked_of_the_adapter_that_its_metadata_name(engine, make_args):
+    """Also by a function of the user's that knows nothing of adapters; at once with the others."""
+    args = make_args(lora_rank=8, lora_merge=False, lora_adapters=["a", "b"], lora_adapter_key="task")
+    init_http_client(args, adapters=["a", "b"])
+    engine.answers[CHATS] = {"text": "yes"}
+    params = {"max_new_tokens": 4}
+
+    def sample(number, path=None, **metadata):
+        return Sample(index=number, prompt=f"q{number}", metadata=metadata, generate_function_path=path)
+
+    own = "tests.rollout.plugins.chatting_generate"
+    asked = [sample(0, task="a"), sample(1, task="b"), sample(2, own, task="a"), sample(3, own, task="b")]
+    await asyncio.gather(*(generate_and_rm(args, one, params) for one in asked))
+    (plain, chats) = (sorted(body["lora_path"] for body in engine.seen(path)) for path in ("generate", CHATS))
+    assert plain == chats == ["a", "b"]
+    for wrong, found in ((sample(4), "no task"), (sample(5, task="c"), "task 'c'")):
+        with pytest.raises(RolloutError, match=f"sample . of .*: its metadata have {found} .wanted: one of"):
+            await generate_and_rm(args, wrong, params)

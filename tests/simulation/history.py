@@ -124,16 +124,6 @@ class WatchedGroup(RayTrainGroup):
         self.sim.rules.updated()
 
 
-class WatchedLog(RunLog):
-    """Tells the rules which rollouts the driver has."""
-
-    sim: Any = None
-
-    def rollout(self, rollout_id: int, metrics: Any) -> None:
-        self.sim.rules.held = max(self.sim.rules.held, rollout_id)
-        super().rollout(rollout_id, metrics)
-
-
 class Simulation:
     """Everything in one world."""
 
@@ -258,7 +248,7 @@ class Simulation:
 
     def _train(self) -> None:
         config = run_config(copied(self.args))
-        log = WatchedLog(Tracker([]))
+        log = RunLog(Tracker([]))
         rollout = RolloutGroup(config, Slots(self.plan.engines), self.plan.ranks, log, needs_offload=False)
         self.rollout = rollout
         critic = RayTrainGroup(config, Slots(0), rollout, log, role="critic")
@@ -345,7 +335,7 @@ def play_plan(
     reset_process()
     logging.disable(logging.CRITICAL)
     sim = Simulation(plan)
-    WatchedGroup.sim = WatchedLog.sim = sim
+    WatchedGroup.sim = sim
     change(sim)
     if traced:
         sim.world.keep_trace()

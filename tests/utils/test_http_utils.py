@@ -11,7 +11,17 @@ import httpx
 import pytest
 
 from slime.utils import http_utils
-from slime.utils.http_utils import HttpStatusError, get, init_http_client, post, share_key_with, stream
+from slime.utils.http_utils import (
+    HttpStatusError,
+    UnnamedAdapter,
+    asked_adapter,
+    asking_adapter,
+    get,
+    init_http_client,
+    post,
+    share_key_with,
+    stream,
+)
 from tests.engines import free_port
 from tests.run_args import plugin_args, run_args
 
@@ -109,15 +119,33 @@ async def test_the_key_goes_to_own_servers_and_call_headers_win(server):
 async def test_requests_to_generate_name_the_adapter_that_is_trained_unless_they_say_otherwise(server):
     root = server.url.removesuffix("/x")
     where = {"sglang_router_ip": "127.0.0.1", "sglang_router_port": urlsplit(root).port}
-    init_http_client(plugin_args(**where), adapter="slime")
+    init_http_client(plugin_args(**where), adapters=["slime"])
     for path in ("/generate", "/v1/completions", "/v1/chat/completions"):
         assert (await post(root + path, {"a": 1}))["body"] == {"lora_path": "slime", "a": 1}
     assert (await post(f"{root}/generate", {"lora_path": None}))["body"] == {"lora_path": None}
     assert (await post(f"{root}/abort_request", {"a": 1}))["body"] == {"a": 1}
-    init_http_client(plugin_args(sglang_router_ip="127.0.0.1", sglang_router_port=1), adapter="slime")
+    init_http_client(plugin_args(sglang_router_ip="127.0.0.1", sglang_router_port=1), adapters=["slime"])
     assert (await post(f"{root}/generate", {"a": 1}))["body"] == {"a": 1}  # a judge's
     init_http_client(plugin_args(**where))
     assert (await post(f"{root}/generate", {"a": 1}))["body"] == {"a": 1}
+
+
+async def test_of_several_adapters_that_of_the_task_is_asked_and_none_is_guessed(server):
+    root = server.url.removesuffix("/x")
+    where = {"sglang_router_ip": "127.0.0.1", "sglang_router_port": urlsplit(root).port}
+    init_http_client(plugin_args(**where), adapters=["a", "b"])
+
+    async def asked(name):
+        with asking_adapter(name):
+            found = await asyncio.create_task(post(f"{root}/generate", {}))
+            return found["body"]["lora_path"], asked_adapter()
+
+    assert await asyncio.gather(asked("a"), asked("b")) == [("a", "a"), ("b", "b")]
+    with asking_adapter("a"):
+        assert (await post(f"{root}/generate", {"lora_path": None}))["body"] == {"lora_path": None}
+    with pytest.raises(UnnamedAdapter, match="names none of the adapters a, b and is made outside of the"):
+        await post(f"{root}/generate", {})
+    init_http_client(plugin_args(**where))  # engines that have none
 
 
 async def test_a_header_cannot_bring_another_one(server):

@@ -252,7 +252,7 @@ def _update(
     return found
 
 
-def _megatron(args: Any) -> tuple[Weights, AdapterWeights | None, Callable[[str], None]]:
+def _megatron(args: Any) -> tuple[Weights, list[AdapterWeights], Callable[[str], None]]:
     """Builds a model in this rank; returns its weights, adapters beside them, and what loads others."""
     from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
     from slime.backends.megatron_utils.initialize import init
@@ -269,15 +269,15 @@ def _megatron(args: Any) -> tuple[Weights, AdapterWeights | None, Callable[[str]
             load_peft(Path(path) / ADAPTER, args, model)
 
     if not config.lora.serves_adapter:
-        return HfWeights(args, model), None, load
+        return HfWeights(args, model), [], load
     return (
         HfWeights(args, model, BASE),
-        AdapterWeights(HfWeights(args, model, ADAPTER_ALONE), config.lora),
+        [AdapterWeights(HfWeights(args, model, ADAPTER_ALONE), config.lora)],
         load,
     )
 
 
-def _fsdp(args: Any) -> tuple[Weights, AdapterWeights | None, Callable[[str], None]]:
+def _fsdp(args: Any) -> tuple[Weights, list[AdapterWeights], Callable[[str], None]]:
     """Builds and loads a model of the other backend."""
     from slime.backends.fsdp_utils.hf_weights import FsdpHfTensors
     from slime.backends.fsdp_utils.initialize import init
@@ -294,9 +294,9 @@ def _fsdp(args: Any) -> tuple[Weights, AdapterWeights | None, Callable[[str], No
             load_peft(Path(path) / ADAPTER, model)
 
     if not config.lora.serves_adapter:
-        return FsdpHfTensors(model, args.params_dtype), None, load
+        return FsdpHfTensors(model, args.params_dtype), [], load
     base, alone = (FsdpHfTensors(model, args.params_dtype, form) for form in (BASE, ADAPTER_ALONE))
-    return base, AdapterWeights(alone, config.lora), load
+    return base, [AdapterWeights(alone, config.lora)], load
 
 
 def _looked_at(engine: EngineClient, adapter: str | None) -> dict[str, Any]:

@@ -96,6 +96,53 @@ def test_engines_compute_with_the_trainers_adapter_after_each_sync(layout, check
     assert gaps[0] < 1e-5 and all(gap > 0.01 for gap in gaps[1:])
 
 
+def _syncs_of_several(rank, args, rollouts, endpoint):
+    """What trainer and engine say with each adapter after each update; before the later ones is a step."""
+    worker = TrainWorker(args)
+    worker.start()
+    worker.connect_rollout_engines([endpoint])
+    client, told = EngineClient(endpoint), []
+    for number in range(len(rollouts) + 1):
+        if number:
+            worker.train_shard(number, split(args, rollouts[number - 1], worker.parallel_config()))
+            worker.offload_training_state()  # as on the engines' GPUs
+        report = worker.update_weights()[1]
+        names = args.lora_adapters
+        expected = {name: worker.text_log_probs(IDS, name) for name in names}
+        found = {name: log_probs_of(client, IDS, name) for name in [*names, None]} if not rank else {}
+        told.append((expected, found, client.weight_version(), report.density))
+        if number:
+            worker.sleep()
+            worker.wake_up()
+    return told
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if "FSDP" not in name])
+def test_engines_compute_with_each_of_several_adapters(layout, checkpoints, urls):
+    world_size, flags = LAYOUTS[layout]
+    endpoint = EngineEndpoint(urls[0], None, 1, 0 if "colocate" in flags else None)
+    EngineClient(endpoint).update_weights_from_disk(checkpoints[0])
+    names = ["first", "second"]
+    lora = {"lora_rank": RANK, "lora_alpha": 8.0, "lora_merge": False, "lr": 0.02, "lora_adapters": names}
+    args = trainer_args(checkpoints[1], **lora, check_weight_checksums=True, update_weight_buffer_size=60_000)
+    vars(args).update(flags, synced_checkpoint=str(checkpoints[0]), update_weight_transport="nccl")
+    rollout = noisy_rollout(checkpoints[1])
+    of = (["first"] * 4 + ["second"] * 4, ["second"] * 8)
+    rollouts = [dict(rollout, adapter=adapters) for adapters in of]
+    results = run_ranks(_syncs_of_several, world_size, args, rollouts, endpoint)
+    for number, (_, found, version, density) in enumerate(results[0]):
+        assert version == str(number + 1) and density == results[0][0][3] > 0
+        for name in names:
+            wanted = next(told[number][0][name] for told in results if told[number][0][name] is not None)
+            assert found[name] == pytest.approx(wanted, abs=1e-5)
+        assert found[None] == pytest.approx(results[0][0][1][None], abs=1e-6)
+    (_, start, *_), (_, after, *_), (_, last, *_) = results[0]
+    apart = lambda a, b: max(abs(x - y) for x, y in zip(a, b, strict=True))
+    assert apart(start["first"], start["second"]) < 1e-6
+    assert apart(after["first"], after["second"]) > 0.01 and apart(after["first"], start[None]) > 0.01
+    assert apart(last["first"], after["first"]) < 1e-6 and apart(last["second"], after["second"]) > 0.01
+
+
 def test_an_engine_that_takes_no_adapters_ends_the_update_by_name(checkpoints):
     server = Server(checkpoints[0], "--skip-tokenizer-init", "--dtype", "float32")
     args = trainer_args(checkpoints[1], lora_rank=RANK, lora_merge=False)

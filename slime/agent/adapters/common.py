@@ -160,6 +160,8 @@ class BaseAdapter(OpenSessions):
             sampling = ended_by_call(sampling)
         body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
         body |= asks_for_nuclei(sampling)
+        if session.adapter is not None:
+            body["lora_path"] = session.adapter
         if top_log_probs:
             body["top_logprobs_num"] = top_log_probs
         if self._reasoning_parser is not None and sampling.keys() & GRAMMARS.keys():

@@ -7,6 +7,7 @@ from typing import Any
 
 from slime.agent.adapters.session import Refused, Session
 from slime.agent.trajectory import TrajectoryManager
+from slime.utils.http_utils import asked_adapter
 from slime.utils.types import Sample
 
 _FORK_THRESHOLD = 1024
@@ -46,7 +47,7 @@ class OpenSessions:
         if sid in self._sessions:
             raise ValueError(f"session {sid!r} is open already")
         self._ended.pop(sid, None)
-        self._sessions[sid] = Session(dict(sampling_defaults or {}), max_context_tokens)
+        self._sessions[sid] = Session(dict(sampling_defaults or {}), max_context_tokens, asked_adapter())
 
     async def finish_session(
         self,

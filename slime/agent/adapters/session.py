@@ -38,6 +38,7 @@ class Session:
 
     Attributes:
         responses: those that are kept, by their ids.
+        adapter: with which engines answer, where the task that opened it has named one.
         closed: no turn begins any more.
         dropped: nor is one recorded.
         running: turns under way.
@@ -46,6 +47,7 @@ class Session:
 
     sampling: dict[str, Any]
     max_context_tokens: int
+    adapter: str | None = None
     responses: "dict[str, KeptResponse]" = field(default_factory=dict)
     closed: bool = False
     dropped: bool = False

@@ -75,6 +75,7 @@ def unusable(args: Namespace) -> Iterator[str]:
         and not (args.custom_generate_function_path or samples_by_rejection(args)),
         scored=scores_by_type(args),
         instructed=scores_by_type(args) and follows_instructions(args, args.rm_type),
+        named=bool(args.lora_rank and args.lora_adapters),
         least=(0, "") if args.num_rollout is not None else _of_an_epoch(args),
     )
     yield from bad_records(args, records)

@@ -102,6 +102,7 @@ def _records(args: Namespace, where: str, dataset: EvalDatasetConfig) -> Records
     own_code = dataset.custom_generate_function_path or args.custom_generate_function_path
     by_type = by_engine and not (own_code or dataset.custom_rm_path or args.custom_rm_path)
     overrides = dataset.metadata_overrides
+    named = by_engine and args.lora_rank and args.lora_adapters and args.lora_adapter_key not in overrides
     return Records(
         where=where,
         path=dataset.path,
@@ -109,6 +110,7 @@ def _records(args: Namespace, where: str, dataset: EvalDatasetConfig) -> Records
         template=(dataset.apply_chat_template_kwargs or {}) if dataset.apply_chat_template else None,
         longest=args.eval_max_prompt_len,
         answered=by_engine and not own_code,
+        named=bool(named),
         scored=by_type and not _names_reward_type(dataset),
         instructed=by_type
         and not overrides.get("instruction_id_list")

@@ -9,6 +9,7 @@ from slime.adapters.peft_config import unlike
 from slime.adapters.targets import is_target, names_module
 from slime.arguments.core.flag import given, option_string
 from slime.arguments.core.group import ConfigGroup
+from slime.arguments.groups.lora_adapters import contradictions_of_several
 from slime.arguments.validate.checkpoint_files import CHECKPOINT_MARKER, has_checkpoint
 from slime.config.lora import ALL_LINEAR, LoraConfig
 from slime.config.model import ModelConfig
@@ -39,6 +40,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
         )
     yield from _layers_without(args, name)
     yield from _names_of_nothing(args)
+    if args.lora_adapters:
+        yield from contradictions_of_several(args)
     if not args.lora_merge:
         yield from _no_engine_has(args)
 

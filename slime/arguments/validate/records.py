@@ -14,10 +14,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime.adapters.named import unnamed
 from slime.arguments.core.working_directory import is_elsewhere
 from slime.arguments.groups.rewards import bad_reward_type
 from slime.arguments.groups.rollout import SFT_ROLLOUT_FUNCTION
 from slime.arguments.validate.tokenizer_process import ask
+from slime.config.lora import LoraConfig
+from slime.config.run import filled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,6 +41,7 @@ class Records:
         answered: prompts go to the engines as they are.
         scored: rewards are given by the type that flags or metadata name.
         instructed: rewards are for following the instructions that the metadata name.
+        named: whether the metadata must name an adapter, of several.
         least: how many there have to be, and the flag that wants them.
     """
 
@@ -50,6 +54,7 @@ class Records:
     answered: bool = False
     scored: bool = False
     instructed: bool = False
+    named: bool = False
     least: tuple[int, str] = (0, "")
 
 
@@ -129,6 +134,8 @@ def _problems(args: Namespace, records: Records, row: "Row") -> Iterator[str]:
             f"its metadata have no instruction_id_list (found: {found}; --metadata-key names the field, "
             f"now {records.keys[3]!r}), so that ifbench cannot score an answer"
         )
+    if records.named and (reason := unnamed(filled(LoraConfig, args), row.metadata)):
+        yield reason
     if isinstance(row.prompt, str):
         if records.conversations:
             yield f"field {key!r} is text (wanted: a list of messages; --input-key names the field)"

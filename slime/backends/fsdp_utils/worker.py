@@ -119,6 +119,9 @@ class FSDPBackend:
             "dp_rank": self.context.dp_rank,
         }
 
+    def select(self, adapter: str) -> None:
+        raise ValueError(f"adapter {adapter!r}: has no name here (wanted: --train-backend megatron)")
+
     def forward(self, batch: RolloutBatch, data: DataIterator, head: Head, prefix: str) -> Outputs:
         count = sum(batch["num_microbatches"])
         return forward_only(self.state, data, count, self.context, head, prefix)
@@ -146,7 +149,9 @@ class FSDPBackend:
     def require_finite(self, what: str) -> None:
         require_finite(self._named_shards(), what)
 
-    def weights(self, form: str = FULL) -> FsdpHfTensors:
+    def weights(self, form: str = FULL, adapter: str | None = None) -> FsdpHfTensors:
+        if adapter is not None:
+            self.select(adapter)
         return FsdpHfTensors(self.state.model, self._config.precision.params_dtype, form)
 
     def save(

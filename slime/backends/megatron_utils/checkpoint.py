@@ -14,12 +14,10 @@ from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
-from megatron.core.dist_checkpointing.strategies.base import LoadCommonStrategy, SaveShardedStrategy
+from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
-from megatron.core.utils import unwrap_model
 
 from slime.adapters.record import RECORD, lora_record, require_all_weights, require_same_adapters
-from slime.adapters.targets import is_of_adapter
 from slime.backends.megatron_utils import checkpoint_processes
 from slime.backends.megatron_utils.first_rank_writes import FirstRankWrites
 from slime.backends.megatron_utils.foreign_checkpoint import (
@@ -28,21 +26,28 @@ from slime.backends.megatron_utils.foreign_checkpoint import (
     numbers_layers_of_optimizer,
     read_common,
     split_objects,
-    under_one_name,
 )
 from slime.backends.megatron_utils.lora_checkpoint import (
-    adapter_state,
-    kept_adapters,
     load_adapter_state,
 )
-from slime.backends.megatron_utils.mtp_checkpoint import kept_mtp, require_mtp, without_absent_mtp
-from slime.backends.megatron_utils.optimizer import ensure_optimizer_states, update_rule
-from slime.backends.megatron_utils.random_state import set_random_state, sharded_random_state
-from slime.backends.megatron_utils.resume import load_optimizer, load_schedule, require_same_rule
+from slime.backends.megatron_utils.mtp_checkpoint import require_mtp, without_absent_mtp
+from slime.backends.megatron_utils.named_checkpoint import load_others, other_places, save_others
+from slime.backends.megatron_utils.optimizer import update_rule
+from slime.backends.megatron_utils.random_state import set_random_state
+from slime.backends.megatron_utils.resume import require_same_rule
+from slime.backends.megatron_utils.sharded_state import (
+    METADATA,
+    layout,
+    load_model,
+    model_state,
+    read_state,
+    sharded_state,
+    take,
+    trained_state,
+)
 from slime.backends.megatron_utils.step import TrainState
-from slime.backends.megatron_utils.value_head import kept_head, without_foreign_head
+from slime.backends.megatron_utils.value_head import without_foreign_head
 from slime.config.backend import BackendConfig
-from slime.config.checkpoints import CheckpointConfig
 from slime.config.trainer import TrainerConfig
 from slime.training.checkpoint_dir import (
     MARKER,
@@ -53,18 +58,7 @@ from slime.training.checkpoint_dir import (
     publish,
     record,
 )
-from slime.training.checkpoint_errors import explained
 from slime.training.save_attempts import SaveAttempts
-
-# The only kind of optimizer sharding that megatron-core 0.16 can load into another layout.
-_METADATA = {
-    "distrib_optim_sharding_type": "fully_reshardable",
-    "distrib_optim_fully_reshardable_mem_efficient": False,
-    "chained_optim_avoid_prefix": True,
-    "singleton_local_shards": False,
-}
-
-_NUMBERED = {"non_homogeneous_layers": True}
 
 
 def is_megatron_checkpoint(path: str | Path | None) -> bool:
@@ -121,14 +115,16 @@ class CheckpointWriter:
         extra: Mapping[str, ModelContext],
     ) -> None:
         final, temporary = iteration_dir(self._root, iteration), self._temporary
-        on_first_rank(lambda: fresh_directory(temporary, subdirectories=list(extra)))
+        places = [*extra, *other_places(state)]
+        on_first_rank(lambda: fresh_directory(temporary, subdirectories=places))
         for name, make in extra.items():
             with make() as weights:
-                dist_checkpointing.save(weights, str(temporary / name), content_metadata=_METADATA)
-        content = _sharded_state(self._flags, state, numbered=_freezes(self._config.trainer))
+                dist_checkpointing.save(weights, str(temporary / name), content_metadata=METADATA)
+        save_others(self._flags, state, temporary)
+        content = sharded_state(self._flags, state, numbered=_freezes(self._config.trainer))
         has = {"has_optimizer": "optimizer" in content, "has_rng": "rng" in content}
         rule = type(update_rule(self._config)).__name__
-        content["common"] = {**common, **has, "layout": _layout(), "update_rule": rule}
+        content["common"] = {**common, **has, "layout": layout(), "update_rule": rule}
         if state.adapts:
             content["common"][RECORD] = lora_record(self._config.lora)
         request = dist_checkpointing.save(
@@ -136,7 +132,7 @@ class CheckpointWriter:
             str(temporary),
             self._strategy(),
             async_sharded_save=self._queue is not None,
-            content_metadata=_METADATA,
+            content_metadata=METADATA,
         )
 
         def make_latest() -> None:
@@ -202,7 +198,7 @@ def load_checkpoint(config: BackendConfig, state: TrainState, root: str | Path) 
         state.optimizer.reload_model_params()
         return iteration, {}
     common: dict[str, Any] = saved["common"]
-    with_rng = not (flags.finetune or flags.no_load_rng) and common["layout"] == _layout()
+    with_rng = not (flags.finetune or flags.no_load_rng) and common["layout"] == layout()
     with_rng = with_rng and common["has_rng"]
     if with_optimizer and not common["has_optimizer"]:
         raise ValueError(
@@ -212,18 +208,14 @@ def load_checkpoint(config: BackendConfig, state: TrainState, root: str | Path) 
         require_same_rule(config, common, path)
     options = {"with_optimizer": with_optimizer, "with_rng": with_rng}
     numbered = with_optimizer and numbers_layers_of_optimizer(path)
-    template = _sharded_state(flags, state, **options, loading=True, numbered=numbered)
+    template = sharded_state(flags, state, **options, loading=True, numbered=numbered)
     require_mtp(template["model"], path)
     template["model"] = without_foreign_head(template["model"], path)
-    loaded = _load(template, path)
-    _load_trained(state, loaded["model"])
-    if with_optimizer:
-        load_optimizer(config.schedule, state, loaded["optimizer"])
-        load_schedule(state, saved["scheduler"], root)
-    else:
-        state.optimizer.reload_model_params()
+    loaded = read_state(template, path)
+    take(config, state, loaded, saved["scheduler"] if with_optimizer else None, root)
     if with_rng:
         set_random_state(loaded["rng"])
+    load_others(config, state, path, with_optimizer)
     return iteration, common
 
 
@@ -245,94 +237,19 @@ def load_model_only(state: TrainState, path: str | Path) -> None:
     """
     template = without_absent_mtp(without_foreign_head(model_state(state, layer_naming(path)), path), path)
     tensors, restore = split_objects(template)
-    loaded = _load({"model": tensors}, path, NothingInCommon())
-    _load_model(state, restore(loaded["model"]))
-
-
-def _load(
-    template: dict[str, Any], path: str | Path, common: LoadCommonStrategy | None = None
-) -> dict[str, Any]:
-    with explained(path, "read", "a complete copy, or another iteration with --ckpt-step"):
-        return dist_checkpointing.load(template, str(path), common_strategy=common)
-
-
-def model_state(state: TrainState, naming: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The sharded weights of the model without adapters; of several chunks under their numbers.
-
-    Args:
-        naming: how a checkpoint names layers, if not as this trainer does.
-    """
-    metadata, chunks = {**_METADATA, **(naming or {})}, unwrap_model(state.model)
-    with under_one_name(chunks, naming or {}):
-        states = [chunk.sharded_state_dict(metadata=metadata) for chunk in chunks]
-    weights = [{n: value for n, value in each.items() if not is_of_adapter(n)} for each in states]
-    return weights[0] if len(weights) == 1 else {str(i): chunk for i, chunk in enumerate(weights)}
-
-
-def trained_state(state: TrainState, naming: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What a checkpoint holds of the model: the adapters alone where nothing else trains."""
-    return {**adapter_state(state.model)} if state.adapts else model_state(state, naming)
+    loaded = read_state({"model": tensors}, path, NothingInCommon())
+    load_model(state, restore(loaded["model"]))
 
 
 def load_trained(state: TrainState, path: str | Path) -> None:
     """Collective. Overwrites what trains with a `trained_state` that was saved in the directory ``path``."""
     if state.adapts:
-        loaded = _load({"model": trained_state(state)}, path, NothingInCommon())
+        loaded = read_state({"model": trained_state(state)}, path, NothingInCommon())
         load_adapter_state(state.model, loaded["model"])
     else:
         load_model_only(state, path)
 
 
-def _load_trained(state: TrainState, weights: dict[str, Any]) -> None:
-    if state.adapts:
-        load_adapter_state(state.model, weights)
-    else:
-        _load_model(state, weights)
-
-
-def _load_model(state: TrainState, weights: dict[str, Any]) -> None:
-    chunks = unwrap_model(state.model)
-    for i, chunk in enumerate(chunks):
-        kept = {**kept_head(chunk), **kept_mtp(chunk), **kept_adapters(chunk)}
-        chunk.load_state_dict({**kept, **(weights if len(chunks) == 1 else weights[str(i)])})
-
-
-def _sharded_state(
-    config: CheckpointConfig,
-    state: TrainState,
-    *,
-    with_optimizer: bool | None = None,
-    with_rng: bool | None = None,
-    loading: bool = False,
-    numbered: bool = False,
-) -> dict[str, Any]:
-    """``numbered``: whether the optimizer's state names each layer, as it must where it has not all."""
-    if with_optimizer is None:
-        with_optimizer = not config.no_save_optim
-    if with_rng is None:
-        with_rng = not config.no_save_rng
-    content: dict[str, Any] = {"model": trained_state(state)}
-    if with_optimizer:
-        ensure_optimizer_states(state.optimizer)
-        weights = trained_state(state, _NUMBERED) if numbered else content["model"]
-        content["optimizer"] = state.optimizer.sharded_state_dict(
-            weights, is_loading=loading, metadata=_METADATA
-        )
-        content["scheduler"] = state.scheduler.state_dict()
-    if with_rng:
-        content["rng"] = sharded_random_state(_layout())
-    return content
-
-
 def _freezes(config: TrainerConfig) -> bool:
     """Whether layers of one kind may differ in what of them trains."""
     return bool(config.only_train_params_name_list or config.freeze_params_name_list)
-
-
-def _layout() -> list[int]:
-    return [
-        mpu.get_tensor_model_parallel_world_size(),
-        mpu.get_pipeline_model_parallel_world_size(),
-        mpu.get_data_parallel_world_size(),
-        *([cp] if (cp := mpu.get_context_parallel_world_size()) > 1 else []),
-    ]

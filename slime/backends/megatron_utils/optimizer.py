@@ -84,7 +84,7 @@ def build_optimizer(config: BackendConfig, model: Sequence[torch.nn.Module]) -> 
     optimizer = get_megatron_optimizer(
         settings, list(model), config_overrides=get_standard_config_overrides(settings)
     )
-    for part in _real_parts(optimizer):
+    for part in real_parts(optimizer):
         _save_buckets_where_they_lie(part)
         if not plain:
             part.optimizer.arrange(rule, storage)
@@ -181,7 +181,7 @@ def ensure_optimizer_states(optimizer: MegatronOptimizer) -> None:
 @torch.no_grad()
 def reset_optimizer_states(optimizer: MegatronOptimizer) -> None:
     """Zeroes the moments and the step count (``--reset-optimizer-states``)."""
-    for part in _real_parts(optimizer):
+    for part in real_parts(optimizer):
         torch_optimizer = part.optimizer
         for state in torch_optimizer.state.values():
             for value in state.values():
@@ -196,8 +196,8 @@ def _parts(optimizer: MegatronOptimizer) -> Sequence[Any]:
     return getattr(optimizer, "chained_optimizers", [optimizer])
 
 
-def _real_parts(optimizer: MegatronOptimizer) -> list[Any]:
-    """A rank without parameters of some kind has no optimizer for them."""
+def real_parts(optimizer: MegatronOptimizer) -> list[Any]:
+    """Lists what has a torch optimizer: a rank without parameters of some kind has none for them."""
     return [part for part in _parts(optimizer) if part.optimizer is not None]
 
 

@@ -25,6 +25,7 @@ from slime.backends.megatron_utils.moe import (
     router_metrics,
 )
 from slime.backends.megatron_utils.mtp_step import MtpTraining
+from slime.backends.megatron_utils.named_adapters import NamedAdapters
 from slime.backends.megatron_utils.named_params import named_params
 from slime.backends.megatron_utils.optimizer import (
     build_optimizer,
@@ -35,7 +36,6 @@ from slime.backends.megatron_utils.optimizer import (
 from slime.backends.megatron_utils.routing_replay import RoutingReplay
 from slime.config.backend import BackendConfig
 from slime.config.megatron import MegatronConfig
-from slime.config.precision import PrecisionConfig
 from slime.models.mtp import trained_mtp_layers
 from slime.observability.train_metric_utils import reduce_train_step_metrics
 from slime.training.backend import Head, Outputs
@@ -53,7 +53,8 @@ class TrainState:
     """What a trainer rank trains: the wrapped model chunks, their optimizer and its schedule.
 
     ``replay`` is None where routers choose experts anew in each pass, ``mtp`` where MTP layers
-    do not train. With ``adapts`` adapters train, and nothing else does.
+    do not train. With ``adapts`` adapters train, and nothing else does; ``named`` has them where there are
+    several.
     """
 
     model: list[DistributedDataParallel]
@@ -62,6 +63,7 @@ class TrainState:
     replay: RoutingReplay | None = None
     mtp: MtpTraining | None = None
     adapts: bool = False
+    named: NamedAdapters | None = None
 
 
 def setup_model_and_optimizer(
@@ -222,7 +224,7 @@ def train_one_step(
     context: ParallelContext,
     before_step: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """One optimizer step over this rank's next micro-batches.
+    """One optimizer step over this rank's next micro-batches; of several adapters that which is selected.
 
     Returns:
         The step's metrics without a prefix, reduced over all ranks; on the last pipeline stage only.
@@ -230,9 +232,7 @@ def train_one_step(
     Raises:
         RuntimeError: the optimizer refused the step (NaN or Inf in the gradients).
     """
-    for chunk in state.model:
-        chunk.zero_grad_buffer()
-    state.optimizer.zero_grad()
+    _forget_gradients(state)
     before_step()
     restore_biases = kept_biases(state.model)
 
@@ -250,7 +250,7 @@ def train_one_step(
     if state.replay:
         state.replay.forget_step()
     learning_rates = [float(group["lr"]) for group in state.optimizer.param_groups]
-    succeeded, grad_norm, num_zeros = _update(config.precision, state, step_global_batch_size, restore_biases)
+    succeeded, grad_norm, num_zeros = _update(config, state, step_global_batch_size, restore_biases)
     further_losses = router_metrics(state.model, num_microbatches)
     further_losses |= state.mtp.metrics() if state.mtp else {}
     if not context.is_last_stage:
@@ -288,17 +288,28 @@ def _explained_gradients(model: Sequence[torch.nn.Module]) -> Iterator[None]:
         raise gradients_not_finite(named_params(model), text.splitlines()[0]) from error
 
 
+def _forget_gradients(state: TrainState) -> None:
+    """Begins a step, of the adapter whose weights the model has."""
+    if state.named:
+        state.named.select_optimizer()
+    for chunk in state.model:
+        chunk.zero_grad_buffer()
+    state.optimizer.zero_grad()
+
+
 def _update(
-    config: PrecisionConfig,
+    config: BackendConfig,
     state: TrainState,
     step_global_batch_size: int,
     restore_biases: Callable[[], None],
 ) -> tuple[bool, float | None, int | None]:
     """Whether the optimizer has taken the step, the norm of its gradients and their zeros."""
+    # The schedule of one adapter of several counts its steps, however many rollouts each has.
+    progress = config.batches.global_batch_size if state.named else step_global_batch_size
     succeeded, grad_norm, num_zeros = state.optimizer.step()
     if succeeded:
-        state.scheduler.step(increment=step_global_batch_size)
-    elif refuses_nan(config):
+        state.scheduler.step(increment=progress)
+    elif refuses_nan(config.precision):
         raise RuntimeError(f"optimizer step refused, gradient norm {grad_norm}: wanted finite gradients")
     else:
         restore_biases()

@@ -4,6 +4,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from slime.backends.megatron_utils.checkpoint import (
     load_checkpoint,
     load_trained,
     load_weights,
-    trained_state,
 )
 from slime.backends.megatron_utils.hf_weights import HfWeights, is_hf_checkpoint, load_hf_weights
 from slime.backends.megatron_utils.initialize import init
 from slime.backends.megatron_utils.lora_checkpoint import adapter_params, load_peft, turn_off
+from slime.backends.megatron_utils.named_adapters import NamedAdapters, each_adapter
 from slime.backends.megatron_utils.named_params import named_weights
 from slime.backends.megatron_utils.optimizer import reset_optimizer_states
+from slime.backends.megatron_utils.sharded_state import trained_state
 from slime.backends.megatron_utils.step import (
     forward_only,
     overlapped_gathers,
@@ -43,7 +45,7 @@ from slime.training.micro_batches import DataIterator
 from slime.training.parallel import ParallelContext
 from slime.training.save_attempts import Outcome
 from slime.training.versions import TRAINED, WeightVersions
-from slime.training.weights import ADAPTER, FULL
+from slime.training.weights import ADAPTER, FULL, Selected, Weights
 from slime.utils.misc import load_function
 from slime.utils.types import RolloutBatch
 
@@ -64,12 +66,15 @@ class MegatronBackend:
         self._resumes = is_megatron_checkpoint(config.checkpoints.load)
         self.state = setup_model_and_optimizer(config, self._start_weights(), self._role)
         self.device = next(self.state.model[0].parameters()).device
-        self.memory = trainer_memory(self.state.model, self.state.optimizer)
         self.versions = WeightVersions(self._weights_of_versions)
         self._writer = CheckpointWriter(config)
         # A checkpoint of adapters has no base.
         if not self._resumes or self.state.adapts:
             self._load_reference_weights()
+        if self._adapts and self._lora.named_adapters:
+            of_model = self.state.model, self.state.optimizer, self.state.scheduler
+            self.state.named = NamedAdapters(self._lora.named_adapters, *of_model)
+        self.memory = trainer_memory(self.state.model, self.state.optimizer, self.state.named)
         return self._resume() if self._resumes else Start()
 
     def _load_reference_weights(self) -> None:
@@ -135,6 +140,14 @@ class MegatronBackend:
             "dp_rank": self.context.dp_rank,
         }
 
+    def select(self, adapter: str) -> None:
+        named = self.state.named
+        if named is None:
+            raise ValueError(f"adapter {adapter!r}: adapters have no names here (wanted: --lora-adapters)")
+        named.select(adapter)
+        if self.versions.backup_tags:
+            self.versions.backup(TRAINED)
+
     def forward(self, batch: RolloutBatch, data: DataIterator, head: Head, prefix: str) -> Outputs:
         return forward_only(
             self._config, self.state, data, batch["num_microbatches"], self.context, head, prefix
@@ -179,13 +192,17 @@ class MegatronBackend:
             hook(self._config.flat, rollout_id, step_id, state.model, state.optimizer, state.scheduler)
 
     def reset_optimizer(self) -> None:
-        reset_optimizer_states(self.state.optimizer)
+        for _ in each_adapter(self.state):
+            reset_optimizer_states(self.state.optimizer)
 
     def require_finite(self, what: str) -> None:
         require_finite(named_weights(self.state.model), what)
+        if self.state.named is not None:
+            require_finite(self.state.named.others(), what)
 
-    def weights(self, form: str = FULL) -> HfWeights:
-        return HfWeights(self._model_config, self.state.model, form)
+    def weights(self, form: str = FULL, adapter: str | None = None) -> Weights:
+        weights = HfWeights(self._model_config, self.state.model, form)
+        return weights if adapter is None else Selected(weights, partial(self.select, adapter))
 
     def save(
         self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool
@@ -211,11 +228,21 @@ class MegatronBackend:
         if self.state.adapts:
             target = Path(path, "adapter") if self._lora.lora_save_merged else Path(path)
             names = family_of(self._model_config.model_type).weights.hf_names(self._model_config)
-            save_peft(target, self._base, self._lora, names, self.weights(ADAPTER))
+            for adapter in self._lora.each_adapter:
+                own = target / (adapter or "")
+                save_peft(own, self._base, self._lora, names, self.weights(ADAPTER, adapter))
 
 
-def trainer_memory(model: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> TrainerMemory:
-    """The memory of one rank."""
+def trainer_memory(
+    model: Sequence[DistributedDataParallel],
+    optimizer: MegatronOptimizer,
+    named: NamedAdapters | None = None,
+) -> TrainerMemory:
+    """The memory of one rank.
+
+    Args:
+        named: adapters that are not in place are weights too, and have an optimizer's state.
+    """
 
     def drop_gradients() -> None:
         for chunk in model:
@@ -226,8 +253,11 @@ def trainer_memory(model: Sequence[DistributedDataParallel], optimizer: Megatron
             chunk.restore_grad_buffers()
 
     return TrainerMemory(
-        lambda: (parameter for chunk in model for parameter in chunk.parameters()),
-        lambda: _optimizer_tensors(optimizer),
+        lambda: chain(
+            (parameter for chunk in model for parameter in chunk.parameters()),
+            (weight for _, weight in named.others()) if named else (),
+        ),
+        lambda: chain(_optimizer_tensors(optimizer), named.optimizer_tensors() if named else ()),
         drop_gradients,
         restore_gradients,
     )

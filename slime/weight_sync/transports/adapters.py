@@ -5,7 +5,7 @@ import torch
 from slime.adapters.peft_config import served_config
 from slime.adapters.peft_format import module_of
 from slime.backends.sglang_utils.client import EngineClient, EngineError
-from slime.config.lora import SERVED_ADAPTER, LoraConfig
+from slime.config.lora import LoraConfig
 from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors
 from slime.utils.tensor_bucket import serialize_tensors, tensor_sha256
@@ -20,12 +20,13 @@ class AdapterTransport(SessionTransport):
 
     Args:
         base: what the engines hold beside them.
+        name: that of the adapter.
     """
 
-    def __init__(self, config: WeightUpdateConfig, lora: LoraConfig, base: WeightPlan) -> None:
+    def __init__(self, config: WeightUpdateConfig, lora: LoraConfig, base: WeightPlan, name: str) -> None:
         super().__init__(config)
         self._check_pending = False  # of the base, which another transport carries
-        self._lora, self._base = lora, base
+        self._lora, self._base, self._name = lora, base, name
         self._tensors: dict[str, torch.Tensor] = {}
 
     def open(self, version: str, plan: WeightPlan) -> None:
@@ -53,8 +54,8 @@ class AdapterTransport(SessionTransport):
         checksums = {name: tensor_sha256(tensor) for name, tensor in self._tensors.items()}
 
         def give(engine: EngineClient) -> None:
-            _unload(engine)
-            body = {"lora_name": SERVED_ADAPTER, "config_dict": config, "expected_checksums": checksums}
+            _unload(engine, self._name)
+            body = {"lora_name": self._name, "config_dict": config, "expected_checksums": checksums}
             body["serialized_named_tensors"] = [payload] * engine.endpoint.num_gpus  # one per TP rank
             engine.request("POST", "/load_lora_adapter_from_tensors", body)
             engine.update_weight_version(self._version)
@@ -72,10 +73,10 @@ class AdapterTransport(SessionTransport):
         self._tensors = {}
 
 
-def _unload(engine: EngineClient) -> None:
+def _unload(engine: EngineClient, name: str) -> None:
     """Has the adapter forgotten, of which an engine may have none yet."""
     try:
-        engine.request("POST", "/unload_lora_adapter", {"lora_name": SERVED_ADAPTER})
+        engine.request("POST", "/unload_lora_adapter", {"lora_name": name})
     except EngineError as error:
         if error.status != 400:
             raise

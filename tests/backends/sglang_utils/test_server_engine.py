@@ -116,6 +116,9 @@ def test_engines_of_the_trained_model_take_adapters_and_keep_the_base_over_a_rel
     assert SGLangEngine(config, place(), "").settings()["lora_target_modules"] == ["all"]
     judge = SGLangEngine(config, place(), "", {"model_path": "/models/judge"})
     assert "enable_lora" not in judge.settings()
+    for count, at_once in ((7, None), (8, 9)):  # the base is one, and there are 8 by default
+        several = make_config(lora_rank=8, lora_merge=False, lora_adapters=[f"a{i}" for i in range(count)])
+        assert SGLangEngine(several, place(), "").preferences().get("max_loras_per_batch") == at_once
 
 
 def test_engines_of_the_trained_model_tell_as_many_ids_as_nuclei_need():
