@@ -33,7 +33,6 @@ RolloutManager = _late(
             "onload",
             "set_train_parallel_config",
             "start",
-            "unsaved",
             "updatable_engines",
             "weights_updated",
         ),
@@ -43,7 +42,8 @@ RolloutManager = _late(
 TrainRayActor = _late(
     "slime.ray.train_worker.TrainRayActor",
     [
-        *("address_and_free_port", "connect_rollout_engines", "go_on", "init", "offload_training_state"),
+        *("address_and_free_port", "connect_rollout_engines", "follow_engines", "go_on", "init"),
+        "offload_training_state",
         *("parallel_config", "save_model", "sleep", "take_spans", "text_log_probs", "train"),
         *("trained_steps", "update_weights", "wake_up", "process_location"),
     ],

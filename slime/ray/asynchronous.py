@@ -4,20 +4,23 @@
 
 Training data is one rollout old. Trainer and engines need GPUs of their own (no ``--colocate``). After a
 resume the first rollout is made with the checkpoint's weights, where the run that was stopped had used those
-before them: unlike train.py, this loop does not repeat such a run bit for bit.
+before them: unlike train.py, this loop does not repeat such a run bit for bit. Nor does it repeat a rollout
+so whose manager was lost while the trainer worked on the one before.
 """
 
 from argparse import Namespace
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from slime.arguments.groups.off_policy import staleness_notes
+from slime.ray.healing import Healing
 from slime.ray.synchronous import TrainingStep, evaluates_at_start
 from slime.utils.misc import should_run_periodic_action as is_due
 
 if TYPE_CHECKING:  # bad flags are answered without waiting for these
     from slime.config.run import RunConfig
     from slime.observability.run_log import RunLog
+    from slime.ray.pending_rollout import PendingRollout
     from slime.ray.rollout_group import RolloutGroup
     from slime.ray.train_group import RayTrainGroup
 
@@ -32,35 +35,79 @@ def train(
     epoch = rollout.num_rollout_per_epoch
     start, end = actor.start_rollout_id, config.data.total_rollouts
     step = TrainingStep(config, actor, critic, rollout, epoch)
+    ahead, sync_weights = _RolloutAhead(config, actor, rollout), actor.update_weights
 
-    if start >= end:
-        return
-
-    actor.update_weights()
-    actor.offload()
-    if start > 0 and evaluates_at_start(config.evaluation, config.data.total_rollouts, start, epoch):
-        rollout.eval(start)
-    upcoming = rollout.async_generate(start)
-
-    for rollout_id in range(start, end):
-        batch = upcoming.result()
-        updates = (rollout_id + 1) % config.weight_sync.update_weights_interval == 0
+    def take(rollout_id: int) -> None:
+        ahead.begin(rollout_id)  # the first one, and the first one after ranks were lost
+        healing.run(ahead.finish)
+        batch, updates = ahead.batch(), _updates_after(rollout_id, config)
         if rollout_id + 1 < end:
-            upcoming = rollout.async_generate(rollout_id + 1, updates_ahead=int(updates))
+            ahead.begin(rollout_id + 1, updates_ahead=int(updates))
 
         step.run(rollout_id, batch)
 
         if updates:
             # A rollout must not see two versions: let the one under way finish first.
-            upcoming.result()
-            actor.update_weights()
+            healing.run(ahead.finish)
+            healing.run(sync_weights)
         actor.offload()
 
         if is_due(rollout_id, config.evaluation.eval_interval, epoch):
-            upcoming.result()
-            rollout.eval(rollout_id + 1)
+            healing.run(ahead.finish)
+            healing.run(rollout.eval, rollout_id + 1)
 
         log.end_step(rollout_id)
+
+    if start >= end:
+        return
+
+    healing = Healing(config, actor, critic, rollout, sync_weights, ahead.forget)
+    rollout.keep_state()
+    healing.run(sync_weights)
+    actor.offload()
+    if start > 0 and evaluates_at_start(config.evaluation, config.data.total_rollouts, start, epoch):
+        healing.run(rollout.eval, start)
+
+    healing.take_all(take, range(start, end))
+
+
+def _updates_after(rollout_id: int, config: "RunConfig") -> bool:
+    return (rollout_id + 1) % config.weight_sync.update_weights_interval == 0
+
+
+class _RolloutAhead:
+    """The rollout that the engines make while the trainer works on the one before it.
+
+    Its batch is held here until it is trained on: a rollout manager that is lost costs only what it has not
+    finished, which is made again from the same prompts, with the weights that the trainer has then.
+    """
+
+    def __init__(self, config: "RunConfig", actor: "RayTrainGroup", rollout: "RolloutGroup") -> None:
+        self._config, self._actor, self._rollout = config, actor, rollout
+        self._pending: PendingRollout | None = None
+        self._id = -1
+
+    def begin(self, rollout_id: int, updates_ahead: int = 0) -> None:
+        """Starts it, unless it has been."""
+        if self._pending is None or self._id != rollout_id:
+            self._id, self._pending = rollout_id, self._rollout.async_generate(rollout_id, updates_ahead)
+
+    def finish(self) -> None:
+        """Waits for it; another manager would go on after it then."""
+        assert self._pending is not None
+        self._pending.result()
+        self._rollout.end_step()
+        if self._pending.repeated:
+            self._actor.follow_engines()
+
+    def batch(self) -> Sequence[Any]:
+        """References to its shards; it has finished."""
+        assert self._pending is not None
+        return self._pending.result()
+
+    def forget(self) -> None:
+        """All rollouts since a checkpoint are made again."""
+        self._pending = None
 
 
 def refusal(args: Namespace) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the synchronous loop does again when it has lost processes."""
+"""What a loop does again when it has lost processes."""
 
 import logging
 from collections.abc import Callable
@@ -33,6 +33,7 @@ class Healing:
 
     Args:
         sync_weights: gives engines the weights, which the trainer has on its GPUs.
+        forget: drops what the loop holds of rollouts that are made again, when it goes back to a checkpoint.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class Healing:
         critic: "RayTrainGroup",
         rollout: "RolloutGroup",
         sync_weights: Callable[[], None],
+        forget: Callable[[], None] = lambda: None,
     ) -> None:
         self._config, self._actor, self._critic = config, actor, critic
-        self._rollout, self._sync_weights = rollout, sync_weights
+        self._rollout, self._sync_weights, self._forget = rollout, sync_weights, forget
 
     def take_all(self, take: Callable[[int], None], steps: range) -> None:
         """Takes these steps, by ``take(rollout_id)``.
@@ -114,6 +116,7 @@ class Healing:
         roles = self._roles
         told = "the trainer is started again from iteration %d of %s: %s"
         logger.warning(told, newest, roles[-1].checkpoints, lost)
+        self._forget()
         self._rollout.end()  # engines may hold the GPUs on which the ranks build their models
         starts = {role.rebuild(role.checkpoints or "", up_to=newest) for role in roles}
         if len(starts) != 1:

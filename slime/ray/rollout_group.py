@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from slime.arguments.core.run_args import copied
-from slime.config.cluster import ClusterConfig
 from slime.config.run import RunConfig, run_config
 from slime.observability.run_log import RunLog
 from slime.ray.actor_classes import RolloutManager
@@ -16,6 +15,7 @@ from slime.ray.ending import cause
 from slime.ray.engine_watch import EngineFailure
 from slime.ray.losses import RolloutSideLost
 from slime.ray.node import process_env, runtime_env
+from slime.ray.pending_rollout import Generated, PendingRollout
 from slime.ray.placement_group import Slots
 from slime.ray.process_watch import ProcessStopped, ProcessWatch
 from slime.ray.waiting import ProcessDied, wait_one
@@ -52,6 +52,8 @@ class RolloutGroup:
         self._launches = self._earlier_launches = self._restarts = 0
         self._state: DataState | None = None  # before the step under way
         self._next_state: DataState | None = None
+        self._unsaved: dict[int, str] = {}
+        self._under_way: PendingRollout | None = None
         self._launch()
         self.num_rollout_per_epoch: int | None = None
         self.num_rollout: int | None = config.data.num_rollout
@@ -103,7 +105,7 @@ class RolloutGroup:
         self._find_engines()
 
     def end_step(self) -> None:
-        """The last rollout has been trained on: another manager goes on after it."""
+        """Has another manager go on after the last rollout: it was trained on, or is held for that."""
         if self._state is not None:
             self._state, self._restarts = self._next_state, 0
 
@@ -114,7 +116,8 @@ class RolloutGroup:
     def restart(self, lost: RolloutSideLost) -> None:
         """Starts the rollout side again, with the data as it was before the step under way.
 
-        Its engines have no weights of the trainer's yet; those that share GPUs are offloaded.
+        Its engines have no weights of the trainer's yet; those that share GPUs are offloaded. A rollout under
+        way is made anew once its result is asked for.
 
         Raises:
             RolloutSideLost: it was lost again.
@@ -133,6 +136,8 @@ class RolloutGroup:
             ProcessStopped: something has not ended.
         """
         self._ready = False
+        if self._under_way is not None:
+            self._under_way.lose()
         ray.kill(self._manager)
         for watch in (self._watch, self._engines):
             watch.wait_until_gone(self._config.cluster.cluster_timeout)
@@ -167,27 +172,48 @@ class RolloutGroup:
 
     def unsaved(self, rollout_id: int) -> str | None:
         """Why the position in the data after a rollout could not be saved; None if it was, or is not."""
-        return self._call("unsaved", rollout_id)
+        return self._unsaved.pop(rollout_id, None)
 
     def load(self, rollout_id: int) -> None:
         self._call("load", rollout_id)
 
-    def async_generate(self, rollout_id: int, updates_ahead: int = 0) -> "PendingRollout":
+    def async_generate(self, rollout_id: int, updates_ahead: int = 0) -> PendingRollout:
         """Starts a rollout and returns at once.
 
         Args:
             updates_ahead: weight updates that will come before it is trained on.
         """
-        ref = self._manager.generate.remote(rollout_id, updates_ahead)
-        return PendingRollout(ref, rollout_id, self._config.cluster, self._log, self._watch)
+        self._under_way = PendingRollout(
+            lambda: self._begin(rollout_id, updates_ahead), lambda ref: self._finish(rollout_id, ref)
+        )
+        return self._under_way
+
+    def _begin(self, rollout_id: int, updates_ahead: int) -> list[ray.ObjectRef]:
+        """References to what is told of a rollout, and to its shards.
+
+        All are returned and none is put into the store by the manager: they live as long as this process.
+        """
+        shards = self._parallel_config["dp_size"] if self._parallel_config else 0
+        method = self._manager.generate.options(num_returns=1 + shards)
+        refs = method.remote(rollout_id, updates_ahead)
+        return list(refs) if shards else [refs]
+
+    def _finish(self, rollout_id: int, ref: ray.ObjectRef) -> None:
+        """Waits for a rollout, and takes note of what is told of it."""
+        limit = self._config.cluster.rollout_timeout + _GRACE
+        with self._log.phase("rollout_wait", rollout=rollout_id), _losses_named(self._state):
+            found: Generated = wait_one(ref, f"rollout {rollout_id}", limit, self._watch.check)
+        self._next_state = found.data_state
+        if found.unsaved is not None:
+            self._unsaved[rollout_id] = found.unsaved
+        self._log.spans("rollouts", found.spans)
+        self._log.rollout(rollout_id, found.metrics)
+        for warning in found.warnings:
+            logger.warning("rollout %d: %s", rollout_id + 1, warning)
 
     def generate(self, rollout_id: int) -> Sequence[ray.ObjectRef]:
         """One rollout: the train shard of each data-parallel rank."""
-        rollout = self.async_generate(rollout_id)
-        with _losses_named(self._state):
-            shards = rollout.result()
-        self._next_state = rollout.data_state
-        return shards
+        return self.async_generate(rollout_id).result()
 
     def eval(self, rollout_id: int) -> None:
         """Evaluates after ``rollout_id`` rollouts of training."""
@@ -303,32 +329,3 @@ def _losses_named(state: "DataState | None", *more: type[Exception]) -> Iterator
         if state is None or not isinstance(error, (*_LOSSES, *more)):
             raise
         raise RolloutSideLost(cause(error)) from error
-
-
-class PendingRollout:
-    """A rollout under way.
-
-    Attributes:
-        data_state: where the data is after it, once it has a result; None where nobody needs it.
-    """
-
-    def __init__(
-        self, ref: ray.ObjectRef, rollout_id: int, config: ClusterConfig, log: RunLog, watch: ProcessWatch
-    ) -> None:
-        self._ref, self._id, self._log, self._watch = ref, rollout_id, log, watch
-        self._timeout = config.rollout_timeout + _GRACE
-        self._refs: Sequence[ray.ObjectRef] | None = None
-        self.data_state: DataState | None = None
-
-    def result(self) -> Sequence[ray.ObjectRef]:
-        """Waits for the rollout; its metrics are logged the first time."""
-        if self._refs is None:
-            with self._log.phase("rollout_wait", rollout=self._id):
-                self._refs, metrics, warnings, spans, self.data_state = wait_one(
-                    self._ref, f"rollout {self._id}", self._timeout, self._watch.check
-                )
-            self._log.spans("rollouts", spans)
-            self._log.rollout(self._id, metrics)
-            for warning in warnings:
-                logger.warning("rollout %d: %s", self._id + 1, warning)
-        return self._refs

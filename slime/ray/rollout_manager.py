@@ -7,8 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
-import ray
-
 from slime.arguments.core.runtime_context import with_context
 from slime.config.run import RunConfig, run_config
 from slime.observability.logging_utils import take_logged
@@ -19,6 +17,7 @@ from slime.observability.spans import Span, SpanList, sample_spans
 from slime.observability.startup import reached
 from slime.ray.addresses import with_addresses
 from slime.ray.fleet_setup import fleet_of
+from slime.ray.pending_rollout import Generated
 from slime.ray.placement_group import Slots
 from slime.ray.process_watch import ProcessLocation, process_location
 from slime.ray.served_policy import probe_tokens
@@ -70,7 +69,6 @@ class RolloutManager:
         self._config = run_config(with_context(config.flat, num_rollout=self.num_rollout()))
         self._parallel_config: dict[str, int] | None = None
         self._weight_version: str | None = None
-        self._unsaved: dict[int, str] = {}
         clock.keeps_prefixes = config.weight_sync.pause_generation_mode == "in_place"
         self._silent = SilentRollouts(self._config)
         self._spans = SpanList()
@@ -111,18 +109,15 @@ class RolloutManager:
         if rollout_id >= 0 and self._config.debug.load_debug_rollout_data is None:
             self._data_source.load(rollout_id)
 
-    def generate(
-        self, rollout_id: int, updates_ahead: int = 0
-    ) -> tuple[list[ray.ObjectRef], dict[str, Any], list[str], list[Span], DataState | None]:
+    def generate(self, rollout_id: int, updates_ahead: int = 0) -> Generated | list[Any]:
         """One rollout.
 
         Args:
             updates_ahead: weight updates that will come before it is trained on.
 
         Returns:
-            A reference to the train shard of each data-parallel rank (none without a trainer),
-            the rollout's metrics, what a user should be told of it, its spans if ``--trace`` asks, and
-            `data_state` after it.
+            What there is to tell of it; with a trainer that and the train shard of each data-parallel rank,
+            an answer each.
         """
         start = time.monotonic()
         clock.ahead = updates_ahead
@@ -139,12 +134,14 @@ class RolloutManager:
         self._check_batch(samples)
         metrics = rollout_log_metrics(rollout_id, self._config, samples, output.metrics, seconds)
         with self._spans.measure("convert", rollout=rollout_id):
-            refs, of_batch = self._to_train_refs(samples)
-        self._save_state(rollout_id)
+            shards, of_batch = self._to_train_shards(samples)
+        unsaved = self._save_state(rollout_id)
         metrics |= of_batch | self._data_metrics() | self._fleet.metrics()
         metrics |= take_logged("rollout", "train")
         warnings = take_notes() + self._silent.warnings(samples)
-        return refs, metrics, warnings, self._taken(self._spans, samples), self.data_state()
+        spans = self._taken(self._spans, samples)
+        generated = Generated(metrics, warnings, spans, self.data_state(), unsaved)
+        return [generated, *shards] if shards else generated
 
     def data_state(self) -> DataState | None:
         """What another manager goes on from; None where none is started, or the data source does not tell."""
@@ -283,8 +280,8 @@ class RolloutManager:
         if not self._config.batches.custom_convert_samples_to_train_data_path:
             check_lengths(samples, self._config.model.vocab_size)
 
-    def _to_train_refs(self, samples: list[Sample]) -> tuple[list[ray.ObjectRef], dict[str, float]]:
-        """References to the shards, and metrics: what is in none of them, and the reward of what is.
+    def _to_train_shards(self, samples: list[Sample]) -> tuple[list[RolloutBatch], dict[str, float]]:
+        """The shards, and metrics: what is in none of them, and the reward of what is.
 
         The conversion says what the reward was, which need not be the number that the sample has.
         """
@@ -293,7 +290,7 @@ class RolloutManager:
         batch = samples_to_train_data(self._config, samples)
         shards = split_train_data_by_dp(self._config, batch, self._parallel_config)
         metrics = mean_raw_reward(batch, shards) | self._book_left_out(samples, batch, shards)
-        return [ray.put(shard) for shard in shards], metrics
+        return shards, metrics
 
     def _book_left_out(
         self, samples: list[Sample], batch: RolloutBatch, shards: list[RolloutBatch]
@@ -323,23 +320,21 @@ class RolloutManager:
         metrics = getattr(self._data_source, "data_metrics", None)
         return metrics() if metrics else {}
 
-    def _save_state(self, rollout_id: int) -> None:
-        """Saves the data position with the rollout whose checkpoint will need it.
+    def _save_state(self, rollout_id: int) -> str | None:
+        """Saves the data position with the rollout whose checkpoint will need it; why that failed, if it did.
 
         Here and not in the loop, because the asynchronous loop draws the prompts of the next rollout
         before it saves this one.
         """
         config, per_epoch = self._config, self.num_rollout_per_epoch()
-        if config.checkpoints.save and should_run_periodic_action(
+        if not config.checkpoints.save or not should_run_periodic_action(
             rollout_id, config.checkpoints.save_interval, per_epoch, config.data.num_rollout
         ):
-            try:
-                self._data_source.save(rollout_id)
-            except (OSError, RuntimeError) as error:
-                if not is_write_error(error):
-                    raise
-                self._unsaved[rollout_id] = f"the position in the data could not be saved: {error}"
-
-    def unsaved(self, rollout_id: int) -> str | None:
-        """Why the data position after a rollout could not be saved; None if it was, or is not."""
-        return self._unsaved.pop(rollout_id, None)
+            return None
+        try:
+            self._data_source.save(rollout_id)
+        except (OSError, RuntimeError) as error:
+            if not is_write_error(error):
+                raise
+            return f"the position in the data could not be saved: {error}"
+        return None

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from slime.arguments.core.run_args import copied
-from slime.arguments.validate.checkpoint_files import has_checkpoint, marked_iteration, newest_whole
+from slime.arguments.validate.checkpoint_files import marked_iteration
 from slime.config.run import RunConfig, run_config
 from slime.observability import phases
 from slime.observability.run_log import RunLog
@@ -21,6 +21,7 @@ from slime.ray.placement_group import Slots
 from slime.ray.process_watch import ProcessStopped, ProcessWatch
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.waiting import ProcessDied, wait_all, wait_one
+from slime.ray.whole_checkpoint import whole_checkpoint
 from slime.training.optimizer_schedule import steps_of_rollouts
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.report import of_all_ranks
@@ -139,17 +140,7 @@ class RayTrainGroup:
         return start
 
     def _checkpoint_in(self, load: str | Path, up_to: int | None) -> tuple[int | None, list[str]]:
-        """The iteration to go on from, None with Hugging Face weights; what is wrong with newer ones."""
-        if not has_checkpoint(load):
-            raise ValueError(f"{self._role}: no checkpoint in {load} to build the ranks again from")
-        step, skipped = newest_whole(load, self._config.checkpoints.verify_checkpoint, up_to)
-        marked = marked_iteration(load)
-        if step is None and marked is not None:
-            why = "; ".join(skipped) or f"iteration {marked}, which its marker names, is missing"
-            raise ValueError(
-                f"{self._role}: no whole checkpoint in {load} to build the ranks again from: {why}"
-            )
-        return step, skipped
+        return whole_checkpoint(self._role, load, self._config.checkpoints.verify_checkpoint, up_to)
 
     def _first_rollout(self, what: str) -> int | None:
         """Waits until every rank has started; None without ranks."""
@@ -209,6 +200,11 @@ class RayTrainGroup:
                 self._update_weights()
         reached("first weights sent")
         phases.reached("the run begins")
+
+    def follow_engines(self) -> None:
+        """Takes the weights that the engines have for those that made the next rollout: it is repeated."""
+        if self._config.off_policy.keep_old_actor:
+            self._call_all("taking the engines' weights for the old actor's", "follow_engines")
 
     def _has_engines(self) -> bool:
         """Whether there are a trainer and engines at all; without, a step says nothing of weight updates."""

@@ -225,6 +225,10 @@ class TrainWorker:
             self.backend.versions.backup(ROLLOUT_ACTOR)
         return self._weight_version, report
 
+    def follow_engines(self) -> None:
+        """The rollout that is trained on next is made with the weights that were sent last."""
+        self.backend.versions.copy(src_tag=ROLLOUT_ACTOR, dst_tag=OLD_ACTOR)
+
     def text_log_probs(self, tokens: list[int], adapter: str | None = None) -> list[float] | None:
         """What the policy says of a text; None on ranks that do not know.
 

@@ -1,4 +1,4 @@
-"""What the synchronous loop does again when it has lost processes."""
+"""What the loops do again when they have lost processes."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -7,8 +7,9 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from slime.ray import healing, rollout_group
+from slime.ray import asynchronous, healing, rollout_group
 from slime.ray.losses import RanksLost, RolloutSideLost
+from slime.ray.pending_rollout import Generated, PendingRollout
 from slime.ray.rollout_group import MANAGER_RESTARTS, RolloutGroup
 from slime.ray.synchronous import train
 from slime.ray.waiting import ProcessDied
@@ -265,6 +266,74 @@ def test_lost_ranks_end_the_run_without_fault_tolerance_or_a_checkpoint(lose, to
         lose([2], tolerant, newest)
 
 
+class AheadRollouts(WithEnds):
+    """What is under way is lost with the manager, and asked for again."""
+
+    pending: PendingRollout | None = None
+
+    def async_generate(self, rollout_id: int, updates_ahead: int = 0) -> PendingRollout:
+        start = lambda: [self.calls.append(("begin", rollout_id)), rollout_id]
+        self.pending = PendingRollout(start, lambda _: self._ask(("finish", rollout_id)))
+        return self.pending
+
+    def restart(self, lost: RolloutSideLost) -> None:
+        assert self.pending is None or self.pending.lose() is None
+        super().restart(lost)
+
+
+@pytest.fixture
+def play_ahead(monkeypatch: pytest.MonkeyPatch):
+    """`play_ahead(losses, of_ranks)`: the calls of a run of three steps of train_async.py."""
+
+    def run(losses: dict[Any, int], of_ranks: tuple[int, ...] = (), **flags: Any) -> list[Any]:
+        monkeypatch.setattr(healing, "newest_of_all", lambda roots, verify: 0)
+        calls: list[Any] = []
+        rollout, actor = AheadRollouts(calls, losses), Roles(calls, list(of_ranks))
+        actor._names = ("update_weights", "follow_engines")
+        given = dict(num_rollout=3, eval_interval=2, save_interval=9, use_fault_tolerance=True) | flags
+        config = config_with(**given)
+        asynchronous.train(config, actor, MagicMock(checkpoints=None), rollout, MagicMock())  # type: ignore[arg-type]
+        return calls
+
+    return run
+
+
+def from_the_second(calls: list[Any]) -> list[Any]:
+    return calls[calls.index(("begin", 1)) : calls.index(("begin", 2))]
+
+
+def test_a_rollout_under_way_is_made_again_and_one_that_is_there_is_held(play_ahead) -> None:
+    begun = play_ahead({})
+    assert [call for call in begun if call[0] in ("begin", "train")] == [
+        *(("begin", 0), ("begin", 1), ("train", 0), ("begin", 2), ("train", 1), ("train", 2))
+    ]
+    again = ["restart", "update_weights", ("begin", 1), ("finish", 1), "end_step", "follow_engines"]
+    lost = from_the_second(play_ahead({("finish", 1): 1}))
+    assert lost[: 3 + len(again)] == [("begin", 1), ("train", 0), ("finish", 1), *again]
+    assert lost.count(("train", 0)) == 1
+
+
+def test_an_evaluation_and_an_update_that_are_lost_repeat_no_rollout(play_ahead) -> None:
+    for where in (("eval", 2), "restart"):
+        calls = play_ahead({("eval", 2): 1, where: 1})
+        assert [call[1] for call in calls if call[0] == "begin"] == [0, 1, 2]
+        assert "restart" in calls and calls.count(("eval", 2)) == 2
+
+
+def test_what_is_held_is_dropped_where_ranks_are_lost(play_ahead) -> None:
+    calls = play_ahead({}, of_ranks=(2,))
+    assert trained(calls) == [0, 1, 2, 1, 2]
+    assert [call[1] for call in calls if call[0] == "begin"] == [0, 1, 2, 1, 2]
+    calls = play_ahead({}, of_ranks=(1,))
+    assert trained(calls) == [0, 1, 1, 2]
+    assert [call[1] for call in calls if call[0] == "begin"] == [0, 1, 2, 1, 2]
+
+
+def test_train_async_that_tolerates_nothing_ends_with_its_loss(play_ahead) -> None:
+    with pytest.raises(RanksLost, match="lost in 1"):
+        play_ahead({}, of_ranks=(1,), use_fault_tolerance=False)
+
+
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> RolloutGroup:
     """The rollout side without Ray: its manager tells a state of the data, or dies."""
@@ -296,7 +365,7 @@ DIED = ProcessDied("rollout manager: check: rank 0 (process 7 on 10.0.0.1) was k
 
 
 def test_without_a_state_of_the_data_a_lost_manager_ends_the_run(group: Any) -> None:
-    """As of a data source of the user's, in `train_async.py`, and without fault tolerance."""
+    """As of a data source of the user's, and without fault tolerance."""
     group.answers["data_state"] = None
     group.keep_state()
     group.answers["check"] = DIED
@@ -335,3 +404,23 @@ def test_a_new_manager_goes_on_from_the_data_before_the_step(group: Any) -> None
     group.end_step()
     group.restart(RolloutSideLost("lost"))
     assert ("restore", {"sample_offset": 8}) in restored
+
+
+def test_a_rollout_has_an_answer_for_each_shard_and_tells_what_could_not_be_saved(group: Any) -> None:
+    """Answers are the driver's, and outlive the manager."""
+    group.answers["rollout 3"] = Generated({}, [], [], {"sample_offset": 8}, "no space")
+    method = group._manager.generate.options
+    method.return_value.remote.return_value = ["told", "shard 0", "shard 1"]
+    group.set_train_parallel_config({"dp_size": 2})
+    pending = group.async_generate(3, updates_ahead=1)
+    assert pending.result() == ["shard 0", "shard 1"]
+    method.assert_called_once_with(num_returns=3)
+    method.return_value.remote.assert_called_once_with(3, 1)
+    assert [group.unsaved(3), group.unsaved(3), group.unsaved(2)] == ["no space", None, None]
+    assert pending.result() == ["shard 0", "shard 1"] and group._next_state == {"sample_offset": 8}
+
+
+def test_without_a_trainer_a_rollout_has_no_shards(group: Any) -> None:
+    group.answers["rollout 0"] = Generated({}, [], [], None, None)
+    assert list(group.generate(0)) == []
+    group._manager.generate.options.assert_called_once_with(num_returns=1)

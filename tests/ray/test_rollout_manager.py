@@ -203,10 +203,8 @@ class OnFullDisk(Source):
 def test_a_position_in_the_data_that_finds_no_room_is_told_with_its_rollout(flags: dict[str, Any]) -> None:
     own = dict(data_source_path=f"{__name__}.OnFullDisk", save="/saved", save_interval=1)
     manager = RolloutManager(config_with(**{**flags, **own}), [], 0)  # type: ignore[arg-type]
-    for rollout_id in range(2):
-        manager._save_state(rollout_id)
-    assert manager.unsaved(0) is None
-    told = manager.unsaved(1)
+    assert manager._save_state(0) is None
+    told = manager._save_state(1)
     assert (
         told is not None and "position in the data" in told and "No space left on device: 'state.pt'" in told
     )
@@ -234,9 +232,9 @@ GROUPED = {
 
 def test_lists_of_a_rollout_function_are_its_groups_where_it_names_none(flags: dict[str, Any]) -> None:
     flags |= GROUPED | {"loss_type": "sft_loss"}
-    _, metrics, _, spans, state = RolloutManager(config_with(**flags), [], 0).generate(0)  # type: ignore[arg-type]
-    assert metrics["rollout/own"] == 0.5 and "rollout/step" not in metrics
-    assert spans == [] and state is None
+    told: Any = RolloutManager(config_with(**flags), [], 0).generate(0)  # type: ignore[arg-type]
+    assert told.metrics["rollout/own"] == 0.5 and "rollout/step" not in told.metrics
+    assert told.spans == [] and told.data_state is None
     assert [sample.group_index for sample in seen] == [0, 0, 0, 1, 1]
 
 
@@ -247,7 +245,7 @@ def test_a_row_of_rollouts_with_equal_rewards_is_told_once(
     found = iter(["flat", "flat", None, "flat again"])
     monkeypatch.setattr(silent_rollouts, "LOOKS", (lambda config, samples: next(found),))
     manager = RolloutManager(config_with(**flags), [], 0)  # type: ignore[arg-type]
-    assert [manager.generate(i)[2] for i in range(4)] == [["flat"], [], [], ["flat again"]]
+    assert [manager.generate(i).warnings for i in range(4)] == [["flat"], [], [], ["flat again"]]
 
 
 class Counting(Source):
@@ -272,10 +270,10 @@ def test_another_manager_goes_on_from_where_the_data_was_after_a_rollout(flags: 
     flags["rollout_function_path"] = f"{__name__}.counting_fn"
     first, second = (RolloutManager(config_with(**flags), [], 0) for _ in range(2))  # type: ignore[arg-type]
     assert first.data_state() == {"rollouts": 0}
-    states = [first.generate(rollout_id)[4] for rollout_id in range(2)]
+    states = [first.generate(rollout_id).data_state for rollout_id in range(2)]
     assert states == [{"rollouts": 1}, {"rollouts": 2}]
     second.restore(states[0])  # type: ignore[arg-type]
-    assert second.generate(1)[4] == states[1]
+    assert second.generate(1).data_state == states[1]
 
 
 @pytest.mark.parametrize(("source", "tolerant"), [("Source", True), ("Counting", False)])

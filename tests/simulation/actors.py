@@ -13,9 +13,14 @@ LATENCY = 0.004  # seconds on average that a call, or an answer, is on its way
 
 
 class Ref:
-    """An ObjectRef."""
+    """An ObjectRef.
 
-    def __init__(self) -> None:
+    Attributes:
+        owner: the process whose end takes the value away; None for the driver's.
+    """
+
+    def __init__(self, owner: "Actor | None" = None) -> None:
+        self.owner = owner
         self.done, self.value = False, None
         self.error: BaseException | None = None
         self.bells: list[Waiters] = []
@@ -114,11 +119,35 @@ class Handle:
 
 
 class _Method:
-    def __init__(self, actor: Actor, name: str) -> None:
-        self._actor, self._name = actor, name
+    def __init__(self, actor: Actor, name: str, answers: int = 1) -> None:
+        self._actor, self._name, self._answers = actor, name, answers
 
-    def remote(self, *arguments: Any) -> Ref:
-        return self._actor.call(self._name, arguments)
+    def options(self, num_returns: int) -> "_Method":
+        return _Method(self._actor, self._name, num_returns)
+
+    def remote(self, *arguments: Any) -> Any:
+        ref = self._actor.call(self._name, arguments)
+        return ref if self._answers == 1 else [_Part(ref, n) for n in range(self._answers)]
+
+
+class _Part(Ref):
+    """One of several answers to a call."""
+
+    def __init__(self, whole: Ref, number: int) -> None:
+        self._whole, self._number, self.owner = whole, number, whole.owner
+        self.bells = whole.bells
+
+    @property
+    def done(self) -> bool:  # type: ignore[override]
+        return self._whole.done
+
+    @property
+    def error(self) -> BaseException | None:  # type: ignore[override]
+        return self._whole.error
+
+    @property
+    def value(self) -> Any:  # type: ignore[override]
+        return self._whole.value[self._number]
 
 
 class _ActorClass:
@@ -158,7 +187,8 @@ class Ray:
         return _ActorClass(self, kind, {})
 
     def put(self, value: Any) -> Ref:
-        ref = Ref()
+        process = self.world.current.process
+        ref = Ref(process if isinstance(process, Actor) else None)
         ref.done, ref.value = True, value
         return ref
 
@@ -171,6 +201,8 @@ class Ray:
             raise self.exceptions.GetTimeoutError
         if refs.error is not None:
             raise refs.error
+        if refs.owner is not None and not refs.owner.alive:
+            raise self.exceptions.OwnerDiedError("ff" * 28, None, None, None)
         return refs.value
 
     def wait(

@@ -16,6 +16,7 @@ from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_group import EngineGroup
 from slime.ray.engine_watch import EngineWatch
 from slime.ray.fleet import Fleet
+from slime.ray.pending_rollout import PendingRollout
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.rollout_manager import RolloutManager
 from slime.ray.served_model import ServedModel
@@ -318,6 +319,7 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "a new rollout manager goes back to the data of the first step": (
         Bug(RolloutGroup, "end_step", _nothing),
     ),
+    "a rollout that its manager did not finish is waited for": (Bug(PendingRollout, "lose", _nothing),),
     "a group is booked twice": (Bug(RolloutAccount, "train", _booked_twice),),
 }
 """What is wrong, and the names that are changed for it."""

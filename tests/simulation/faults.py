@@ -79,13 +79,14 @@ class Faults:
         if not self._may_restart:
             self.excuse = "a rollout side that is lost now is not started again"
         manager.die()
+        self._sim.left_behind = []  # that is about a fleet that was asked to stop
 
     @property
     def _may_restart(self) -> bool:
         """Whether the rollout side is started again if it is lost now."""
         plan, rollout = self._sim.plan, self._sim.rollout
         begun = rollout is not None and rollout._state is not None
-        return plan.tolerant and not plan.asynchronous and begun and rollout._restarts < MANAGER_RESTARTS
+        return plan.tolerant and begun and rollout._restarts < MANAGER_RESTARTS
 
     def weights_come(self) -> None:
         """One of the engines may be hit while it is given weights."""

@@ -124,6 +124,16 @@ class WatchedGroup(RayTrainGroup):
         self.sim.rules.updated()
 
 
+class WatchedLog(RunLog):
+    """Tells the rules which rollouts the driver has."""
+
+    sim: Any = None
+
+    def rollout(self, rollout_id: int, metrics: Any) -> None:
+        self.sim.rules.held = max(self.sim.rules.held, rollout_id)
+        super().rollout(rollout_id, metrics)
+
+
 class Simulation:
     """Everything in one world."""
 
@@ -248,7 +258,7 @@ class Simulation:
 
     def _train(self) -> None:
         config = run_config(copied(self.args))
-        log = RunLog(Tracker([]))
+        log = WatchedLog(Tracker([]))
         rollout = RolloutGroup(config, Slots(self.plan.engines), self.plan.ranks, log, needs_offload=False)
         self.rollout = rollout
         critic = RayTrainGroup(config, Slots(0), rollout, log, role="critic")
@@ -335,7 +345,7 @@ def play_plan(
     reset_process()
     logging.disable(logging.CRITICAL)
     sim = Simulation(plan)
-    WatchedGroup.sim = sim
+    WatchedGroup.sim = WatchedLog.sim = sim
     change(sim)
     if traced:
         sim.world.keep_trace()

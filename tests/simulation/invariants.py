@@ -23,6 +23,7 @@ class Rules:
         out: numbers of groups that the data source has given out and not got back.
         waiting: those that it may give out again.
         trained: by rollout, the numbers of the groups that were handed out to be trained.
+        held: the last rollout whose batch the driver has.
     """
 
     def __init__(self, sim: Any) -> None:
@@ -36,6 +37,7 @@ class Rules:
         self.oldest: dict[int, int] = {}
         self.stepped: Counter[tuple[int, int]] = Counter()
         self.next_rollout = 0
+        self.held = -1
         self._issued, self._begun = 0, 0.0
         self._gone = 0  # filtered and dropped before the last start
 
@@ -237,12 +239,16 @@ class Rules:
         self.stepped = Counter({key: n for key, n in self.stepped.items() if key[0] <= last})
 
     def restored(self, state: dict[str, Any]) -> None:
-        """Another rollout manager goes on from this state of the data, after the last step that was taken."""
-        self._go_on(max((rollout for rollout, _ in self.stepped), default=-1), state)
+        """Another rollout manager goes on from this state of the data, after the last step that was taken.
+
+        With train_async.py after the last batch that the driver has.
+        """
+        stepped = max((rollout for rollout, _ in self.stepped), default=-1)
+        self._go_on(self.held if self._sim.plan.asynchronous else stepped, state)
 
     def _go_on(self, last: int, found: dict[str, Any] | None) -> None:
         """After this rollout, with this state of the data; None for the beginning."""
-        self.next_rollout = last + 1
+        self.next_rollout, self.held = last + 1, last
         self._issued = 0 if found is None else found["sample_group_index"]
         self.waiting = set() if found is None else set(self._sim.disk.groups(found))
         self.out = set()
@@ -271,6 +277,8 @@ class Rules:
             raise self._broken(f"trained rollouts {sorted(self.trained)} of {plan.rollouts}")
         if len(self.stepped) != plan.rollouts * plan.ranks:
             raise self._broken(f"{len(self.stepped)} steps of {plan.rollouts} rollouts on {plan.ranks} ranks")
+        if not self._sim.manager.alive:
+            return  # lost after the last batch was made: nobody needs another one, or its books
         trained = sum(map(len, self.trained.values()))
         if (books.issued, books.trained) != (self._issued, trained):
             raise self._broken(f"{self._issued} groups were given out and {trained} trained; {books}")

@@ -90,7 +90,7 @@ def draw(seed: int) -> Plan:
     if not troubled:
         return plan
     routers, managers = deaths(0, 0, 0, 1, 1, 3), deaths(0, 0, 0, 1, 2)
-    return replace(plan, router_deaths=routers, manager_deaths=() if asynchronous else managers)
+    return replace(plan, router_deaths=routers, manager_deaths=managers)
 
 
 def _silenced(plan: Plan) -> Plan:

@@ -19,6 +19,7 @@ UNDER_SIMULATION = (
     "slime.ray.asynchronous",
     "slime.ray.synchronous",
     "slime.ray.healing",
+    "slime.ray.pending_rollout",
     "slime.ray.rollout_group",
     "slime.ray.train_group",
     "slime.ray.waiting",
@@ -120,7 +121,7 @@ def names_of(sim: Any) -> dict[str, Any]:
     rays = {
         f"slime.ray.{module}.ray": ray
         for module in (
-            *("waiting", "rollout_group", "train_group", "rollout_manager", "fleet", "spawned_engines"),
+            *("waiting", "rollout_group", "train_group", "fleet", "spawned_engines"),
             "train_worker",
         )
     }
