@@ -74,3 +74,9 @@ class FaultToleranceConfig:
         help="seconds without a healthy answer after which an engine ends a run that does not tolerate it; "
         "with --use-fault-tolerance the seconds that it may take over a request of a weight update",
     )
+    rollout_router_hang_timeout: float = flag(
+        60.0,
+        above=0,
+        at_most=60,
+        help="seconds without an answer after which a router that runs is taken for one that has ended",
+    )

@@ -309,4 +309,6 @@ async def test_requests_outlive_the_death_of_a_real_router(routed, engines, monk
     watch.check()
     second: RouterProcess = model.router
     assert second is not first and second.url == first.url
-    assert {worker["url"] for worker in second.list_workers()} == {engine.url for engine in engines}
+    # It serves as soon as it knows one of them.
+    listed = lambda: {worker["url"] for worker in second.list_workers()}
+    await asyncio.to_thread(wait_until, lambda: listed() == {engine.url for engine in engines})

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime.backends.sglang_utils.client import EngineClient
+from slime.backends.sglang_utils.router import RouterProcess
 from slime.ray import fleet, served_model
 from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_group import EngineGroup
@@ -311,6 +312,7 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "an update that was interrupted is not closed": (Bug(SessionTransport, "connect", _left_open),),
     "what older weights have computed is kept": (Bug(SessionTransport, "_flush", _nothing),),
     "a router that has ended is not started again": (Bug(EngineWatch, "_look_at_router", _nothing),),
+    "a router that hangs is waited for": (Bug(RouterProcess, "_hangs", _nothing),),
     "a new router is not told of the engines that serve": (Bug(served_model, "_list_again", _nothing),),
     "an engine that hangs in an update is not given up": (Bug(EngineWatch, "probe", _nothing),),
     "a replacement that ends while it starts ends the run": (Bug(fleet, "_bury", _raised),),

@@ -271,7 +271,7 @@ class RouterServer:
 
     def __init__(self, sim: Any) -> None:
         self.sim, self.world = sim, sim.world
-        self.alive = True
+        self.alive, self.hung = True, False
         self.workers: list[str] = []
         self._turn = itertools.count()
 
@@ -284,8 +284,14 @@ class RouterServer:
             self.world.note(f"the router {how}")
             self.sim.network.break_off(self)
 
+    def hang(self) -> None:
+        """Answers nothing any more."""
+        if self.alive:
+            self.hung = True
+            self.world.note("the router hangs")
+
     def _answer(self, method: str, path: str, body: Any, done: Done) -> None:
-        if not self.alive:
+        if not self.alive or self.hung:
             return
         if path == "/generate":
             self._forward(body, done, left=4)

@@ -62,12 +62,15 @@ class Faults:
             self._lose_actor(engine)
 
     def _kill_router(self) -> None:
-        """Kills it, unless it has ended or not started yet."""
+        """Kills it, or has it hang, unless it has ended or not started yet."""
         if self._sim.router is not None and self._sim.router.alive and not self._sim.outcome:
             self.routers += 1
             if not self._sim.plan.tolerant:
                 self.excuse = "no death is tolerated"
-            self._sim.router.die("was killed by SIGKILL")
+            if int(self._sim.world.now * 1000) % 3:
+                self._sim.router.die("was killed by SIGKILL")
+            else:
+                self._sim.router.hang()
 
     def _kill_manager(self) -> None:
         """Kills it, unless the run has ended or ends."""

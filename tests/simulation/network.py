@@ -144,8 +144,8 @@ class Client:
             raise found
         return Response(status, found)
 
-    def get(self, path: str) -> Response:
-        return self.request("GET", path)
+    def get(self, path: str, timeout: float | None = None) -> Response:
+        return self.request("GET", path, timeout=timeout)
 
     def close(self) -> None:
         return

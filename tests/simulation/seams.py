@@ -96,7 +96,9 @@ def names_of(sim: Any) -> dict[str, Any]:
         url = f"http://{ROUTER[0]}:{ROUTER[1]}"
         network.servers[url], sim.router = server, server
         sim.world.current.process.at_end.append(lambda: server.die("ended with its manager"))
-        return import_module("slime.backends.sglang_utils.router").RouterProcess(RouterHost(server), url)
+        limit = sim.args.rollout_router_hang_timeout
+        kind = import_module("slime.backends.sglang_utils.router").RouterProcess
+        return kind(RouterHost(server), url, hang_timeout=limit)
 
     def batch(config: Any, samples: list[Any]) -> Any:
         sim.rules.batch(samples)
@@ -111,6 +113,7 @@ def names_of(sim: Any) -> dict[str, Any]:
             *("slime.ray.fleet", "slime.ray.engine_watch", "slime.ray.waiting", "slime.ray.rollout_manager"),
             "slime.ray.served_model",
             *("slime.backends.sglang_utils.client", "slime.backends.sglang_utils.server_control"),
+            "slime.backends.sglang_utils.router",
             *("tenacity", "tenacity.nap"),
         )
     }

@@ -14,8 +14,10 @@ sampling parameters, ``custom_params``, ``logit_bias`` and misspelt names.
 
 import argparse
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,6 +38,7 @@ from slime.utils.http_utils import bearer_header
 REGISTER_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 60.0
 SHUTDOWN_GRACE_S = 1.0
+_HEARTBEAT_S = 10.0  # for one answer to `RouterProcess.failure_reason`
 
 
 class RouterError(RuntimeError):
@@ -71,10 +74,22 @@ class Router(Protocol):
 
 
 class RouterProcess:
-    """A router that serves ``/workers`` as sglang-router does: that one, or slime's own."""
+    """A router that serves ``/workers`` as sglang-router does: that one, or slime's own.
 
-    def __init__(self, process: ManagedProcess, url: str, api_key: str | None = None) -> None:
+    Args:
+        hang_timeout: seconds without an answer after which it has failed, though it runs.
+    """
+
+    def __init__(
+        self,
+        process: ManagedProcess,
+        url: str,
+        api_key: str | None = None,
+        hang_timeout: float = math.inf,
+    ) -> None:
         self.process = process
+        self._hang_timeout = hang_timeout
+        self._silent_since: float | None = None
         self.url = url
         self._api_key = api_key
         self._http = httpx.Client(
@@ -90,8 +105,22 @@ class RouterProcess:
         return self.process.is_alive()
 
     def failure_reason(self) -> str | None:
-        """How it ended and the end of its log, or that it is stopped; None while it runs."""
-        return self.process.failure_reason()
+        """How it ended and the end of its log, that it is stopped, or that it hangs; None while it runs."""
+        return self.process.failure_reason() or self._hangs()
+
+    def _hangs(self) -> str | None:
+        """Whether it has answered neither looks nor requests of the last seconds; a look may take ten."""
+        if self._hang_timeout == math.inf:
+            return None
+        began = time.monotonic()
+        if self._answers(min(_HEARTBEAT_S, self._hang_timeout)):
+            self._silent_since = None
+            return None
+        self._silent_since = since = self._silent_since or began
+        silent = time.monotonic() - since
+        if silent < self._hang_timeout:
+            return None
+        return f"router {self.url} hangs, {silent:.0f} s without an answer (--rollout-router-hang-timeout)"
 
     def wait_ready(self, timeout: float) -> None:
         """Returns when it answers; RouterError after ``timeout`` seconds or if it ended."""
@@ -138,16 +167,22 @@ class RouterProcess:
             worker["url"] == url and (worker["is_healthy"] or not healthy) for worker in self.list_workers()
         )
 
-    def _answers(self) -> bool:
+    def _answers(self, timeout: float = REQUEST_TIMEOUT_S) -> bool:
         try:
-            return self._http.get("/liveness").status_code == 200
+            return self._http.get("/liveness", timeout=timeout).status_code == 200
         except httpx.TransportError:
+            return False
+        except RuntimeError:
+            if not self._http.is_closed:
+                raise
             return False
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        began = time.monotonic()
         try:
             response = self._http.request(method, path, json=body)
         except httpx.TransportError as error:
+            self._silent_since = self._silent_since or began
             reason = self.failure_reason() or f"{type(error).__name__}: {error}"
             raise RouterError(f"router {self.url}: {method} {path}: {reason}") from error
         except RuntimeError as error:
@@ -210,7 +245,8 @@ def start_router(
         log_path=log_path,
         env={"NO_COLOR": "1", **secrets},
     )
-    router = RouterProcess(process, http_url(host, port), api_key)
+    hang_timeout = config.fault_tolerance.rollout_router_hang_timeout
+    router = RouterProcess(process, http_url(host, port), api_key, hang_timeout)
     try:
         router.wait_ready(config.cluster.engine_startup_timeout)
     except RouterError:

@@ -1,6 +1,8 @@
 """What a run sends to a router, and when it takes what comes back for an end."""
 
 import json
+import re
+import socket
 from types import SimpleNamespace
 
 import httpx
@@ -54,8 +56,8 @@ class Listed:
         return [one for one in self.sent if one[0] != "GET"]
 
 
-def router_of(answer, api_key=None, process=None):
-    router = RouterProcess(process or Process(), "http://router:1", api_key)
+def router_of(answer, api_key=None, process=None, **options):
+    router = RouterProcess(process or Process(), "http://router:1", api_key, **options)
     router._http = httpx.Client(base_url="http://router:1", transport=httpx.MockTransport(answer))
     return router
 
@@ -123,6 +125,46 @@ def test_a_router_that_ended_is_told_of_by_its_end():
     assert not router.is_alive() and router.failure_reason() == "ended with status 1"
     router.shutdown()
     assert process.terminated == 1.0 and router._http.is_closed
+
+
+def test_a_router_that_runs_and_answers_nothing_has_failed_after_the_named_time():
+    """One that is stopped is found by its process: this one only hangs. A single answer clears it."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connections come about, and that is all
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert RouterProcess(Process(), url).failure_reason() is None
+        router = RouterProcess(Process(), url, hang_timeout=0.2)
+        found = next(filter(None, (router.failure_reason() for _ in range(100))))
+        told = r"hangs, \d+ s without an answer \(--rollout-router-hang-timeout\)"
+        assert re.fullmatch(f"router {re.escape(url)} {told}", found)
+    hung = True
+
+    def answer(request):
+        if hung:
+            raise httpx.ReadTimeout("no answer")
+        return httpx.Response(200)
+
+    router = router_of(answer, hang_timeout=30.0)
+    assert router.failure_reason() is None and router._silent_since is not None
+    router._silent_since -= 29.0
+    hung = False
+    assert router.failure_reason() is None
+    hung = True
+    assert router.failure_reason() is None
+    router._silent_since -= 30.0
+    assert "hangs, 30 s without" in router.failure_reason()
+
+
+def test_a_request_that_got_no_answer_counts_as_silence():
+    """It may be the first to find that a router hangs, and takes as long as that is waited for."""
+
+    def answer(request):
+        raise httpx.ReadTimeout("no answer")
+
+    router = router_of(answer, hang_timeout=1e-6)
+    with pytest.raises(
+        RouterError, match="GET /workers: router http://router:1 hangs, 0 s without an answer"
+    ):
+        router.list_workers()
 
 
 def test_it_is_ready_once_it_says_that_it_lives():
