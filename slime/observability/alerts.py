@@ -125,7 +125,7 @@ def _replaced(count: float, series: Series) -> str | None:
 
 
 def _missing(engines: float, series: Series) -> str | None:
-    return f"{engines:.0f} of {series.highest:.0f} engines live" if engines < series.highest else None
+    return f"{engines:.0f} died and got no successor yet" if engines > 0 else None
 
 
 def _stale(bound: int, age: float, series: Series) -> str | None:
@@ -196,7 +196,7 @@ RULES = (
         rows=3,
     ),
     Rule("engine died", "fleet/<model>/replaced", _LOOK_AT_LOGS, _replaced),
-    Rule("engine missing", "fleet/<model>/engines", _LOOK_AT_LOGS, _missing),
+    Rule("engine missing", "fleet/<model>/missing", _LOOK_AT_LOGS, _missing),
 )
 """What is looked for in every run, by one metric each."""
 STEP_RULES = {
@@ -280,6 +280,8 @@ class AlertWatch:
 
     def write(self, axis: str, step: int, metrics: Mapping[str, Any]) -> None:
         """Looks at one row; what is no finite number in it is left out."""
+        if _FIRST_OF_ROLLOUT in metrics:
+            self._end_what_is_not_told(step, metrics)
         for rule, name in self._all_of(metrics):
             if (value := _number(metrics.get(name))) is not None:
                 self._look(rule, name, step, value)
@@ -302,6 +304,12 @@ class AlertWatch:
             if name.startswith(self._beginnings):
                 yield from ((rule, name) for rule, pattern in self._wide if pattern.fullmatch(name))
 
+    def _end_what_is_not_told(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """A run that has lost no engine says nothing of engines, as one that resumes after another's loss."""
+        for seen in self._seen.values():
+            if seen.metric.startswith(_FLEET) and seen.metric not in metrics:
+                seen.judge(step, None)
+
     def _look(self, rule: Rule, name: str, step: int, value: float) -> None:
         series = self._series[name]
         if step <= series.last_step:
@@ -316,6 +324,7 @@ class AlertWatch:
             self._seen.setdefault(key, RuleState(rule, name)).judge(step, found)
 
 
+_FIRST_OF_ROLLOUT, _FLEET = "rollout/step", "fleet/"
 _OF_STEPS = ("rollout/raw_reward", *CURVES.values())
 
 

@@ -198,10 +198,10 @@ ROLLOUTS = (
     ),
     Metric("multi_turn/multi_turn_metric/round_number_{mean,max,min}", "of the model", "turns", SAMPLES, ""),
     Metric(
-        "fleet/<model>/{engines,replaced}",
-        "that live; that were replaced so far",
+        "fleet/<model>/{engines,missing,replaced}",
+        "that live; that died and have no successor yet; that were replaced so far",
         "engines",
         COUNT,
-        "all; 0",
+        "all; 0; 0",
     ),
 )

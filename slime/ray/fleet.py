@@ -69,7 +69,7 @@ class Fleet:
         return [engine.url for model in self.models.values() for engine in model.living]
 
     def metrics(self) -> dict[str, int]:
-        """How many engines each model has, and how many were replaced so far.
+        """How many engines of each model live, how many it misses, and how many were replaced so far.
 
         Nothing for a single model before one of its engines has died.
         """
@@ -77,7 +77,8 @@ class Fleet:
             return {}
         counts = {}
         for name, model in self.models.items():
-            counts[f"fleet/{name}/engines"] = len(model.living)
+            living = counts[f"fleet/{name}/engines"] = len(model.living)
+            counts[f"fleet/{name}/missing"] = len(model.engines) - living
             counts[f"fleet/{name}/replaced"] = model.replaced
         return counts
 

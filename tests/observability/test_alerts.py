@@ -84,10 +84,10 @@ def test_a_gap_that_grows_is_told_before_it_is_large() -> None:
     [
         (GAP, [0.008] * 10 + [0.05] * 10),
         ("train/grad_norm", [1e-6] * 10),
-        ("fleet/default/engines", [1, 1, 2, 2]),
+        ("fleet/default/engines", [4, 4, 2, 2]),
         (REWARD, [*[0.1] * 12, 1.0, *[0.1] * 12]),
     ],
-    ids=["gap of few times the first", "small gradients", "few engines", "one lucky rollout"],
+    ids=["gap of few times the first", "small gradients", "a resume with fewer engines", "one lucky rollout"],
 )
 def test_what_is_usual_of_a_run_is_no_fault(name: str, values: list[float]) -> None:
     assert fired(curve(name, values)) == []
@@ -127,11 +127,20 @@ def test_staleness_is_held_against_the_bound_of_the_run() -> None:
 
 
 def test_an_engine_that_is_missing_and_each_that_is_replaced_are_told() -> None:
-    rows = curve("fleet/judge/engines", [4, 4, 3, 4]) + curve("fleet/judge/replaced", [0, 0, 0, 1])
+    rows = curve("fleet/judge/missing", [0, 0, 1, 0]) + curve("fleet/judge/replaced", [0, 0, 0, 1])
     missing, died = sorted(alerts_of(rows, None), key=lambda alert: alert.rule, reverse=True)
     assert (missing.rule, missing.step, missing.is_over) == ("engine missing", 2, True)
-    assert missing.found == "3 of 4 engines live" and died.metric == "fleet/judge/replaced"
+    assert missing.found == "1 died and got no successor yet" and died.metric == "fleet/judge/replaced"
     assert (died.rule, died.step) == ("engine died", 3)
+
+
+def test_an_engine_is_missing_no_more_in_a_run_that_resumes_without_it() -> None:
+    """It has lost none, and so says nothing of its engines; other rows of a step never do."""
+    missing = curve("fleet/default/missing", [0, 1, 1])
+    assert fired([*missing, ("rollout", 2, {"perf/step_time": 1.0})]) == [("engine missing", 1, False)]
+    resumed = [("rollout", step, {"rollout/step": step, REWARD: 0.5}) for step in (2, 3)]
+    assert fired([*missing, *resumed]) == [("engine missing", 1, True)]
+    assert fired([*curve("fleet/default/missing", [0, 0, 1]), *resumed]) == []
 
 
 def test_what_comes_again_is_counted_and_what_is_over_comes_last() -> None:

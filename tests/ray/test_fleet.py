@@ -305,8 +305,10 @@ def test_an_engine_that_takes_no_updates_serves_again_as_soon_as_it_has_ended(ma
     assert (fleet.launches, cluster.requests) == (2, [])  # nothing to update, nothing to connect anew
     assert fleet.metrics() == {
         "fleet/default/engines": 2,
+        "fleet/default/missing": 0,
         "fleet/default/replaced": 0,
         "fleet/judge/engines": 2,
+        "fleet/judge/missing": 0,
         "fleet/judge/replaced": 1,
     }
 
@@ -316,7 +318,11 @@ def test_a_single_model_is_counted_once_an_engine_has_died(make) -> None:
     assert fleet.metrics() == {}
     lose_actor(fleet)
     wait_until(lambda: living(fleet) == [1])
-    assert fleet.metrics() == {"fleet/default/engines": 1, "fleet/default/replaced": 0}
+    assert fleet.metrics() == {
+        "fleet/default/engines": 1,
+        "fleet/default/missing": 1,
+        "fleet/default/replaced": 0,
+    }
 
 
 def test_even_the_last_engine_of_a_model_that_takes_no_updates_comes_back(make) -> None:
