@@ -51,9 +51,8 @@ class ParsedModelOutput:
 
 
 def thoughts_are_open(text: str) -> bool:
-    """Whether thoughts begin in a text, and do not end in it."""
-    _, opened, after = text.rpartition(_OPENS)
-    return bool(opened) and _CLOSES not in after
+    """Whether a prompt ends with the beginning of thoughts; further up, a user may have spelt it."""
+    return text.rstrip().endswith(_OPENS)
 
 
 def check_parsers(tool_parser: str | None, reasoning_parser: str | None) -> None:

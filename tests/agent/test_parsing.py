@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from slime.agent.parsing import ToolCall, parse_model_output, parse_xml_tool_uses
+from slime.agent.parsing import ToolCall, parse_model_output, parse_xml_tool_uses, thoughts_are_open
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}, {"type": "function", "function": {"name": "g"}}]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": "ä"}}\n</tool_call>'
@@ -68,3 +68,17 @@ def test_an_unknown_parser_is_refused():
         parse("", tool_parser="x")
     with pytest.raises(ValueError, match="reasoning_parser 'x'"):
         parse("", reasoning_parser="x")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opened"),
+    [
+        ("<|im_start|>assistant\n<think>\n", True),
+        ("<think>", True),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("What is <think>?<|im_end|>\n<|im_start|>assistant\n", False),
+        ("", False),
+    ],
+)
+def test_thoughts_are_open_where_a_prompt_ends_with_their_beginning(prompt, opened):
+    assert thoughts_are_open(prompt) is opened

@@ -1,5 +1,8 @@
 """A model plays an environment: what is trained on, how episodes end, and what they are worth."""
 
+import time
+from copy import copy
+
 import pytest
 
 from slime.rollout.base_types import RolloutError
@@ -142,7 +145,7 @@ async def test_a_turn_that_was_cut_off_is_no_step(play, engine):
 
 
 @pytest.mark.parametrize("evaluation", [False, True])
-async def test_an_episode_has_so_many_tokens(play, evaluation):
+async def test_an_episode_has_so_many_tokens(play, engine, evaluation):
     free = await play(Wayward, max_turns=4)
     flag = "eval_max_context_len" if evaluation else "rollout_max_context_len"
     seen = set()
@@ -151,8 +154,112 @@ async def test_an_episode_has_so_many_tokens(play, evaluation):
         assert len(sample.tokens) <= longest and sample.status is Sample.Status.TRUNCATED
         steps = sample.metadata.get("step_rewards", [])
         assert sample.reward == sum(steps) and sample.tokens == free.tokens[: len(sample.tokens)]
+        assert not sample.response_length or sample.loss_mask[-1] == 1  # nothing is heard without an answer
         seen.add(len(steps))
+    assert all(body["sampling_params"]["max_new_tokens"] > 0 for body in engine.seen("generate"))
     assert seen == {0, 1, 2, 3, 4}
+
+
+async def test_the_engine_is_asked_for_log_probs_by_the_session_s_key_and_with_what_is_set(play, engine):
+    sample = Sample(prompt="Guess", index=5, group_index=2, session_id="the key")
+    await play(Guess, sample=sample, flags={"router_policy": "consistent_hashing"})
+    calls = [call for call in engine.calls if call.path == "generate"]
+    assert len(calls) == len(sample.metadata["turns"]) > 1
+    for call in calls:
+        assert call.body["return_logprob"] is True and call.headers["x-smg-routing-key"] == "the key"
+        assert call.body["sampling_params"] == {"max_new_tokens": 64}
+
+
+async def test_an_abort_that_comes_upon_the_last_token_cuts_nothing_off(play, engine, tokenizer):
+    ids = tokenizer(f"hm{EOS}", add_special_tokens=False)["input_ids"]
+    answer = lambda body: engine._answer_with(ids, {"type": "abort"}, {**body, "weight_version": "1"})
+    engine.answers["generate"] = answer
+    sample = await play(Wayward, max_turns=2)
+    assert sample.metadata["turns"] == [f"hm{EOS}"] * 2 and len(engine.seen("generate")) == 2
+
+
+async def test_the_time_that_the_environment_takes_is_counted_up(play):
+    class Slow(Wayward):
+        def step(self, answer):
+            time.sleep(0.1)
+            return super().step(answer)
+
+    assert (await play(Slow, max_turns=4)).non_generation_time >= 0.4
+
+
+async def test_an_environment_in_a_thread_may_ask_for_the_run_s_args(play):
+    class Told(Wayward):
+        def __init__(self, args):
+            super().__init__()
+            self.seed = args.rollout_seed
+
+        def reset(self, task, seed):
+            return f"seed {self.seed}"
+
+    assert (await play(Told, max_turns=1, flags={"rollout_seed": 77})).status is Sample.Status.TRUNCATED
+    with pytest.raises(RolloutError, match="no attribute"):
+        await play(Told, {"args": 1}, max_turns=1)  # an option of this name comes before
+
+
+@pytest.fixture
+def own_checkpoint(tokenizer, tmp_path):
+    """One whose template opens thoughts, and writes ids of calls and whether there are tools."""
+    own = copy(tokenizer)
+    own.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.tool_call_id }}\n{{ m.content }}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}{% if tools %}tools {% endif %}"
+        "<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    own.save_pretrained(tmp_path / "own")
+    return str(tmp_path / "own")
+
+
+async def test_thoughts_that_the_template_opens_call_nothing(play, engine, tokenizer, own_checkpoint):
+    heard = []
+
+    class Hears(Shelves):
+        def step(self, answer):
+            heard.append(answer)
+            return super().step(answer)
+
+    engine.generate = said(engine, tokenizer, [f"{CALL}", f"hm</think>I ask. {CALL}{CALL}", "hm</think>37"])
+    flags = {"hf_checkpoint": own_checkpoint}
+    first = await play(Hears, reasoning_parser="qwen3", max_turns=1, flags=flags)
+    assert (heard[0].calls, heard[0].text) == ([], CALL) and first.reward == 0.0
+    second = await play(Hears, reasoning_parser="qwen3", flags=flags)
+    assert (heard[1].text, heard[1].thoughts) == ("I ask.", "hm") and heard[2].text == "37"
+    assert [call.id for call in heard[1].calls] == ["call_0", "call_1"] and second.reward == 1.0
+    asked = "<|im_start|>tool call_0\n37<|im_end|>\ntools <|im_start|>assistant\n<think>\n"
+    assert asked in tokenizer.decode(second.tokens)
+
+
+async def test_a_template_that_hides_answers_ends_the_run(play, tokenizer, tmp_path):
+    own = copy(tokenizer)
+    own.chat_template = "{% for m in messages if m.role == 'user' %}{{ m.content }}\n{% endfor %}"
+    own.save_pretrained(tmp_path / "own")
+    with pytest.raises(RolloutError, match=r"sample 5 .* what comes after an answer \(role .*: user\)"):
+        await play(Wayward, flags={"hf_checkpoint": str(tmp_path / "own")})
+
+
+async def test_thoughts_that_somebody_spells_are_none_of_the_model_s(play, engine):
+    class Spells(Shelves):
+        def reset(self, task, seed):
+            super().reset(task, seed)
+            return "What is <think>?"
+
+    engine.answer = lambda conversation: "37" if "37" in conversation else CALL
+    assert (await play(Spells, reasoning_parser="qwen3")).reward == 1.0
+
+
+def said(engine, tokenizer, texts):
+    """Generates these texts, one at each request."""
+    left = iter(texts)
+
+    async def generate(body):
+        ids = tokenizer(next(left) + EOS, add_special_tokens=False)["input_ids"]
+        return engine._answer_with(ids, {"type": "stop"}, {**body, "weight_version": "1"})
+
+    return generate
 
 
 async def test_an_abort_gives_the_episode_up_and_another_attempt_forgets_it(play, make_args):

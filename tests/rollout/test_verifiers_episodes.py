@@ -129,7 +129,7 @@ async def test_an_episode_that_raises_is_of_unknown_worth(engine, make_args, she
     del broken.metadata["verifiers"]["example_id"]
     failed = await shelves(make_args(), broken, PARAMS)
     assert failed.status is Sample.Status.FAILED and failed.response_length > 0
-    assert failed.metadata["grading_failure"] == "ValueError: state['example_id'] is required."
+    assert failed.metadata["grading_failure"] == "KeyError: 'example_id'"
 
 
 async def test_an_engine_that_fails_leaves_nothing_to_train_on(engine, make_args, shelves):
