@@ -70,6 +70,10 @@ class BM25Index:
 
     def search(self, query: str, top_k: int) -> Sequence[str]:
         """At most ``top_k`` passages that share a word with the query, best first, ties in their order."""
+        return [passage for passage, _ in self.ranked(query, top_k)]
+
+    def ranked(self, query: str, top_k: int) -> Sequence[tuple[str, float]]:
+        """Does the same, with their scores."""
         scores = self.scores(query)
         best = np.argsort(-scores, kind="stable")[:top_k]
-        return [self.passages[number] for number in best if scores[number] > 0]
+        return [(self.passages[number], float(scores[number])) for number in best if scores[number] > 0]

@@ -5,13 +5,15 @@ assistant  <search>ruler of Lorvia</search>
 tool       <information>Doc 1: ...</information>      (not trained on)
 assistant  <answer>Queen Ada</answer>
 
-Keys of ``--custom-config-path``: ``search_corpus`` (JSONL), ``search_top_k`` (3), ``search_max_turns`` (3)
-and ``search_format_score`` (0.0), the reward of a wrong answer in the right form.
+Keys of ``--custom-config-path``: ``search_url`` (of a server as ``server.py``) or ``search_corpus`` (JSONL,
+for an index in this process), ``search_top_k`` (3), ``search_max_turns`` (3) and ``search_format_score``
+(0.0), the reward of a wrong answer in the right form.
 """
 
 import asyncio
 import re
 from argparse import Namespace
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -41,7 +43,6 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
     """
     state = GenerateState(args)
     start_over(sample, state)
-    index = await asyncio.to_thread(load_index, args.search_corpus)
     for turn in range(getattr(args, "search_max_turns", 3) + 1):
         left = sampling_params["max_new_tokens"] - sample.response_length
         if left <= 0:
@@ -56,12 +57,23 @@ async def generate(args: Namespace, sample: Sample, sampling_params: dict[str, A
         if state.aborted:
             sample.status = Sample.Status.ABORTED
             return sample
-        passages = await asyncio.to_thread(index.search, query[1], getattr(args, "search_top_k", 3))
+        passages = await find(args, query[1])
         text = render_passages(passages)
         ids = state.tokenizer(text, add_special_tokens=False)["input_ids"]
         sample.append_response_tokens(args, tokens=ids, trainable=False, text=text)
     sample.status = Sample.Status.TRUNCATED  # it asked once more than it may
     return sample
+
+
+async def find(args: Namespace, query: str) -> Sequence[str]:
+    """The passages for a query: of the search server if there is one, else of the index in this process."""
+    top_k = getattr(args, "search_top_k", 3)
+    if url := getattr(args, "search_url", None):
+        asked = {"queries": [query], "topk": top_k, "return_scores": True}
+        (found,) = (await post(f"{url}/retrieve", asked))["result"]
+        return [one["document"]["contents"] for one in found]
+    index = await asyncio.to_thread(load_index, args.search_corpus)
+    return await asyncio.to_thread(index.search, query, top_k)
 
 
 async def _speak(args: Namespace, sample: Sample, params: dict[str, Any]) -> str:

@@ -83,7 +83,8 @@ def create_app(buffer: RolloutBuffer, host: str = "", api_key: str | None = None
     async def status() -> BufferResponse:
         run, counts = await _done(buffer.status())
         told = {"task_type": run.task_type, "group_size": run.group_size, "generator": run.generator}
-        return BufferResponse(success=True, data={**told, "waiting": run.waiting, "groups": counts})
+        more = {"waiting": run.waiting, "groups": counts, "asked": buffer.asked}
+        return BufferResponse(success=True, data=told | more)
 
     @app.post("/start_rollout")
     async def start(data: Annotated[Start, Depends(json_body(Start))]) -> BufferResponse:

@@ -100,6 +100,11 @@ class RolloutBuffer:
         """The run, and how many groups there are of each state."""
         return self._commits.submit(lambda: (self._store.current(), self._store.counts()))
 
+    @property
+    def asked(self) -> dict[str, Any] | None:
+        """What the run wants of whoever makes trajectories, without its key; None if none has started."""
+        return None if self._start is None else self._start.model_dump(exclude={"api_key", "resume"})
+
     def query(self, query: Query) -> list[dict[str, Any]]:
         with self._pool_lock:
             return self._pool.find(query)

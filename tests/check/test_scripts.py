@@ -30,6 +30,7 @@ EXAMPLE_MODELS = {
     "on_policy_distillation": "qwen3-8B",
     "openai_agent": "qwen3-4B",
     "retool": "qwen3-4B",
+    "rollout_buffer": "qwen3-4B",
     "search_r1": "qwen2.5-3B",
     "train_infer_mismatch_helper": "qwen3-4B",
 }
@@ -94,6 +95,7 @@ def test_a_launcher_would_start(launcher, tmp_path):
 def test_an_example_would_start_with_a_real_model(example, tmp_path, monkeypatch):
     given = {name: str(tmp_path / f"{name.lower()}.jsonl") for name in ("QUESTIONS", "CORPUS")}
     given |= {"MODEL": str(tmp_path / "model"), "TEACHER_URL": "http://127.0.0.1:1/generate"}
+    given |= {"SEARCH_URL": "http://127.0.0.1:2", "BUFFER_URL": "http://127.0.0.1:3"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("DATASETS", str(tmp_path / "datasets"))

@@ -21,6 +21,7 @@ from examples.calculator_tool.make_data import main as make_data
 from slime.processes.forked import ForkedProcess
 from slime.processes.reaper import SHARED_MEMORY, Known, living, sweep
 from tests.e2e.plugins import GATE
+from tests.engines import free_port
 from tests.warm_cluster import WarmCluster
 from tools.make_tiny_model import main as make_tiny_model
 
@@ -288,3 +289,18 @@ def rl_flags(model: Path, data: Path) -> list[object]:
         *("--advantage-estimator", "grpo", "--lr", 1e-4, "--weight-decay", 0.0),
         *("--actor-num-gpus-per-node", 1, "--rollout-num-gpus", 1),
     ]
+
+
+@pytest.fixture
+def buffer_url(tmp_path: Path):
+    """The service of the rollout buffer, in a process of its own."""
+    port = free_port()
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer.buffer", "--port", str(port)]
+    command += ["--file", str(tmp_path / "buffer.sqlite")]
+    with (tmp_path / "buffer.log").open("w") as log:
+        service = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        service.kill()
+        service.wait()

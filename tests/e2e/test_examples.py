@@ -1,13 +1,18 @@
 """Examples run as their scripts say: with a tiny model, from prompts to new weights."""
 
+import subprocess
 import sys
 
 import pytest
 import torch
 
+from examples.search_r1 import make_data
+from examples.search_r1.bm25 import BM25Index
+from examples.search_r1.server import create_app
 from slime.utils.types import Sample
 from tests.e2e.conftest import ROOT
 from tests.examples.test_run_scripts import flags_of
+from tests.serving import served
 
 pytestmark = pytest.mark.e2e
 
@@ -16,8 +21,9 @@ pytestmark = pytest.mark.e2e
 def run_example(start, tmp_path):
     """The run, and the samples of its first rollout."""
 
-    def run(name, *more):
-        flags = flags_of(ROOT / f"examples/{name}/run.sh", tmp_path, SLIME_TEST_PYTHON=sys.executable)
+    def run(name, *more, **variables):
+        script = ROOT / f"examples/{name}/run.sh"
+        flags = flags_of(script, tmp_path, SLIME_TEST_PYTHON=sys.executable, **variables)
         record = tmp_path / "recordings"
         run = start([*flags[:-2], "--save-debug-rollout-data", record / "{rollout_id}.pt", *more])
         run.expect_success(480).expect_no_processes()
@@ -45,13 +51,32 @@ async def parities(args, samples, **kwargs) -> list[float]:
     return [float(sum(sample.tokens) % 2) for sample in samples]
 
 
-def test_a_model_that_may_search_is_trained(run_example) -> None:
+def test_a_model_that_may_search_is_trained(run_example, tmp_path) -> None:
     reward = ("--custom-rm-path", "tests.e2e.plugins.token_parity_reward")
-    run, samples = run_example("search_r1", *reward)
+    make_data.main(["--output", str(tmp_path / "facts"), "--countries", "20"])
+    index = BM25Index.from_jsonl(tmp_path / "facts/corpus.jsonl")
+    with served(create_app(index)) as port:
+        where = {"SEARCH_URL": f"http://127.0.0.1:{port}", "QUESTIONS": str(tmp_path / "facts/train.jsonl")}
+        run, samples = run_example("search_r1", *reward, **where)
     rows = run.rows("train")
     assert sorted(rows) == [0, 1] and rows[0]["train/grad_norm"] > 0
     assert rows[1]["train/train_rollout_logprob_abs_diff"] < 1e-5
     assert {sample.metadata["round_number"] for sample in samples} == {1}
+
+
+def test_trajectories_of_a_program_of_its_own_are_trained_on(run_example, buffer_url, tmp_path) -> None:
+    command = [sys.executable, "-m", "examples.rollout_buffer.writer", "--buffer", buffer_url]
+    with (tmp_path / "writer.log").open("w") as log:
+        writer = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        rewards = ("--custom-reward-post-process-path", "tests.e2e.test_rollout_functions.parities")
+        run, samples = run_example("rollout_buffer", *rewards, BUFFER_URL=buffer_url)
+    finally:
+        writer.kill()
+        writer.wait()
+    rows = run.rows("train")
+    assert sorted(rows) == [0, 1] and rows[0]["train/grad_norm"] > 0, (tmp_path / "writer.log").read_text()
+    assert len(samples) == 16 and all("Are you sure?" in sample.response for sample in samples)
 
 
 def test_a_model_that_plays_an_environment_is_trained(run_example) -> None:

@@ -5,8 +5,6 @@ Every function with every way to lose an engine, without a cluster: tests/ray/te
 
 import os
 import signal
-import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,8 @@ import pytest
 from slime.observability.metric_table import undescribed
 from slime.rollout.data_state import read_state, state_path
 from slime.utils.types import Sample
-from tests.e2e.conftest import ROOT
 from tests.e2e.plugins import token_parity_reward
 from tests.e2e.test_recovery import VICTIM, _engines
-from tests.engines import free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -89,21 +85,6 @@ def parities(args: Namespace, samples: list[Sample]) -> tuple[list[float], list[
     """In place of rewards that a random model never gets: raw ones, and those that are trained on."""
     rewards = [float(sum(sample.tokens) % 2) for sample in samples]
     return rewards, [reward - 0.5 for reward in rewards]
-
-
-@pytest.fixture
-def buffer_url(tmp_path: Path):
-    """The service of the rollout buffer, in a process of its own."""
-    port = free_port()
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer.buffer", "--port", str(port)]
-    command += ["--file", str(tmp_path / "buffer.sqlite")]
-    with (tmp_path / "buffer.log").open("w") as log:
-        service = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        service.kill()
-        service.wait()
 
 
 def test_what_a_generator_writes_to_the_rollout_buffer_is_trained_on(

@@ -4,18 +4,22 @@ import json
 import math
 import re
 from collections import Counter
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
 from examples.search_r1 import make_data
 from examples.search_r1.bm25 import BM25Index, words_of
 from examples.search_r1.exact_match import is_exact_match, targets_of
 from examples.search_r1.generate_with_search import generate, render_passages, reward_func
+from examples.search_r1.server import create_app
 from slime.rollout.sglang_rollout import generate_rollout_async
 from slime.utils.types import Sample
+from tests.serving import served
 
 TEXT = st.lists(st.sampled_from(["ada", "bo", "cy", "di", "ed"]), min_size=1, max_size=8).map(" ".join)
 
@@ -77,10 +81,15 @@ def search_args(make_args, tmp_path):
     return make
 
 
-async def test_who_searches_finds_the_answer(engine, search_args, make_source, tokenizer):
+@pytest.mark.parametrize("by", ["server", "index"])
+async def test_who_searches_finds_the_answer(engine, search_args, make_source, tokenizer, by):
     engine.reply = seeker
     args = search_args()
-    output = await generate_rollout_async(args, 0, make_source(args))
+    index = BM25Index.from_jsonl(args.search_corpus)
+    with served(create_app(index)) if by == "server" else nullcontext() as port:
+        if port:
+            vars(args).update(search_url=f"http://127.0.0.1:{port}", search_corpus=None)
+        output = await generate_rollout_async(args, 0, make_source(args))
     samples = [sample for group in output.samples for sample in group]
     assert [sample.reward for sample in samples] == [1.0] * 6
     for sample in samples:
@@ -117,6 +126,21 @@ async def test_passages_count_towards_the_length_of_a_response(engine, search_ar
     sample = await generate(args, sample, {"max_new_tokens": 60})
     assert sample.status == Sample.Status.TRUNCATED and sum(sample.loss_mask) <= 60
     assert len(engine.seen("generate")) == 1
+
+
+def test_the_server_answers_as_search_r1_s_does():
+    index = BM25Index(["the red fox", "a red, RED cat", "a dog"])
+    client = TestClient(create_app(index), base_url="http://127.0.0.1")
+    asked = {"queries": ["red cat", "whale"], "topk": 2, "return_scores": True}
+    first, second = client.post("/retrieve", json=asked).json()["result"]
+    assert [one["document"] for one in first] == [{"contents": "a red, RED cat"}, {"contents": "the red fox"}]
+    assert [one["score"] for one in first] == sorted(index.scores("red cat"))[:0:-1] and second == []
+    plain = client.post("/retrieve", json={"queries": ["dog"]}).json()
+    assert plain == {"result": [[{"contents": "a dog"}]]}
+    for wrong in ({"queries": "dog"}, {"queries": [], "topk": 0}, {"queries": [], "topk": 10**6}, {}):
+        assert client.post("/retrieve", json=wrong).status_code == 422
+    foreign = client.post("/retrieve", json=asked, headers={"Origin": "http://elsewhere.org"})
+    assert foreign.status_code == 403 and client.get("/health").json() == {"status": "ok"}
 
 
 def test_a_passage_closes_no_block_and_answers_nothing():

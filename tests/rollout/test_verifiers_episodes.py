@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from slime.environments import verifiers_host
 from slime.rollout import verifiers_episodes
 from slime.rollout.base_types import RolloutError
 from slime.rollout.sglang_rollout import generate_rollout_async
 from slime.rollout.verifiers_episodes import VerifiersEpisodes
 from slime.utils.types import Sample
 from tests.engines.fake import EOS, TalkingEngine
+from tests.page_runs import printed
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,7 +60,9 @@ async def test_its_rows_are_played_and_trained_on_token_by_token(
     engine, make_args, make_source, tokenizer, tmp_path
 ):
     path = tmp_path / "new/rows.jsonl"
-    command = [sys.executable, "-m", verifiers_host.__name__, GAMES, "--rows", path]
+    (page,) = printed("python -m slime.environments.verifiers_host")
+    own = {"python": sys.executable, "gsm8k": GAMES, "train.jsonl": str(path)}
+    command = [own.get(word, word) for word in page.words]
     said = subprocess.check_output([*command, "--options", '{"shelves": "abcdefgh"}'], text=True)
     assert said == f"8 rows in {path}\n"
     first = json.loads(path.read_text().splitlines()[0])

@@ -1,0 +1,1 @@
+"""A program of its own whose trajectories are trained on, by way of the rollout buffer."""
