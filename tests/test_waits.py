@@ -64,6 +64,7 @@ DONE = {
     "rollout/async_worker.py: _end: task.exception": "in its done callback",
     "rollout/rejection_sampling.py: sample_by_rejection: accept": "a filter",
     "rollout/sample_hooks.py: _apply: _current_rollout_id.get": "a context variable",
+    "utils/http_utils.py: asked_adapter: _adapter.get": "a context variable",
     "rollout/sglang_rollout.py: fill: task.result": "a task that has ended",
     "rollout/sglang_rollout.py: abort: task.result": "a task that has ended",
     "router/serving.py: until_first: task.result": "a task that has ended",

@@ -266,7 +266,7 @@ def _encoded(url: str, payload: Mapping[str, Any] | None) -> bytes | None:
 
 
 def _adapter_here(url: str) -> str:
-    if (name := _adapter.get()) is not None:
+    if (name := asked_adapter()) is not None:
         return name
     if len(_settings.adapters) == 1:
         return _settings.adapters[0]

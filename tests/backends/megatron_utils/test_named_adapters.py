@@ -76,11 +76,11 @@ def _train(rank, args, rollouts, save_after=-1):
     return told
 
 
-def _alone(checkpoint, rollouts, name):
+def _alone(checkpoint, rollouts, name, **flags):
     size = OF_A_STEP.count(name)
     sizes = dict(global_batch_size=size, rollout_batch_size=2, n_samples_per_prompt=size)
     own = [_only(rollout, name) for rollout in rollouts[:2]]
-    return run_ranks(_train, 1, trainer_args(checkpoint, **FLAGS, **sizes), own)[0]
+    return run_ranks(_train, 1, trainer_args(checkpoint, **FLAGS, **sizes, **flags), own)[0]
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +110,17 @@ def test_each_trains_as_it_would_alone(layout, checkpoint, rollouts, alone):
             assert torch.equal(tensor, before["sums"][name]), name  # Adam would go on, and decay
         moved = [not torch.equal(after["words"][name], before["words"][name]) for name in after["words"]]
         assert all(moved)
+
+
+def test_in_half_precision_each_has_float32_weights_of_its_own(checkpoint, rollouts):
+    """Bit for bit, as small steps show in those alone."""
+    half = dict(params_dtype=torch.bfloat16, bf16=True)
+    (together,) = run_ranks(_train, 1, trainer_args(checkpoint, **TOGETHER, **half), rollouts[:2])
+    for name in NAMES:
+        alone = _alone(checkpoint, rollouts, name, **half)
+        for (_, found), (_, wanted) in zip(together, alone, strict=True):
+            for key, value in wanted["alone"].items():
+                assert torch.equal(found[name][key], value), key
 
 
 def test_all_of_them_go_on_from_a_checkpoint_and_are_exported(checkpoint, rollouts, tmp_path):
