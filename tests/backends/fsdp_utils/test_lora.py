@@ -241,21 +241,30 @@ def _refusal(rank, args):
 
 
 @pytest.mark.parametrize(
-    ("targets", "message"),
+    ("targets", "changed", "message"),
     [
         (
             ["q_proj"],
+            lambda name, tensor: tensor,
             " tensors of modules that are no target, e.g. base_model.model.model.layers.0.mlp.down_",
         ),
         (
             ["all-linear"],
+            lambda name, tensor: None if "1.self_attn.k" in name else tensor,
             "base_model.model.model.layers.1.self_attn.k_proj.lora_A.weight is missing (wanted: ",
         ),
+        (
+            ["all-linear"],
+            lambda name, tensor: tensor[:-1] if "1.self_attn.k_proj.lora_B" in name else tensor,
+            "layers.1.self_attn.k_proj.lora_B.weight has another shape: [31, 4] (wanted: [32, 4] for",
+        ),
     ],
+    ids=["of more modules", "of fewer", "of another shape"],
 )
-def test_an_adapter_of_other_modules_is_no_start(checkpoint, adapter, tmp_path, targets, message):
+def test_an_adapter_of_others_is_no_start(checkpoint, adapter, tmp_path, targets, changed, message):
     tensors = load_file(Path(adapter) / "adapter_model.safetensors")
-    kept = {name: t for name, t in tensors.items() if "q_proj" in targets or "1.self_attn.k" not in name}
+    made = {name: changed(name, tensor) for name, tensor in tensors.items()}
+    kept = {name: tensor.contiguous() for name, tensor in made.items() if tensor is not None}
     save_file(kept, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text((Path(adapter) / "adapter_config.json").read_text())
     args = fsdp_args(checkpoint, lora_adapter_path=str(tmp_path), lora_target_modules=targets, **FLAGS)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slime.adapters.linears import linears
-from slime.backends.fsdp_utils.lora import adapters_of, attach_adapters, require_used, turn_off
+from slime.backends.fsdp_utils.lora import Adapter, adapters_of, attach_adapters, require_used, turn_off
 from slime.backends.fsdp_utils.model import empty_model
 from slime.backends.megatron_utils import model_on_paper
 from slime.backends.megatron_utils.lora import adapter_rules
@@ -71,6 +71,10 @@ def mixture(tmp_path_factory):
             "name such as model.layers.1.mlp.up_proj, its end, or a regex of all of it)",
         ),
         (
+            {"lora_target_modules": ["q_proj", "input_layernorm"]},
+            "--lora-target-modules input_layernorm: no linear layer of Qwen3MoeForCausalLM (wanted: ",
+        ),
+        (
             {"lora_target_modules": ["q_proj"], "lora_exclude_modules": [r".*layers.*"]},
             "--lora-target-modules q_proj --lora-exclude-modules .*layers.*: no linear layer is a target",
         ),
@@ -80,6 +84,11 @@ def test_what_has_no_adapter_is_named(mixture, changes, message):
     with pytest.raises(ValueError) as caught:
         _adapted(mixture, LoraConfig(lora_rank=2, **changes))
     assert message in str(caught.value)
+
+
+def test_an_adapter_has_the_format_of_its_layer():
+    adapter = Adapter("layer", torch.nn.Linear(4, 6, dtype=torch.bfloat16), LoraConfig(lora_rank=2), seed=1)
+    assert {param.dtype for param in adapter.parameters()} == {torch.bfloat16}
 
 
 def test_what_is_excluded_may_be_named(mixture):
