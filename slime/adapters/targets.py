@@ -12,7 +12,7 @@ def names_module(pattern: str, module: str) -> bool:
 
 
 def is_target(config: LoraConfig, module: str) -> bool:
-    """Whether a linear layer, none of an expert's, has an adapter."""
+    """Whether a linear layer has an adapter, one of an expert's only if it `is_named` too."""
     if any(names_module(pattern, module) for pattern in config.lora_exclude_modules):
         return False
     return ALL_LINEAR in config.lora_target_modules or is_named(config, module)
@@ -34,7 +34,8 @@ def without_adapter(config: LoraConfig, module: str) -> ValueError:
     """The error for a target that names what can have no adapter."""
     return ValueError(
         f"--lora-target-modules {' '.join(config.lora_target_modules)}: names {module}, which has no adapter "
-        "here (wanted: linear layers of the decoder that belong to no expert)"
+        "here (wanted: linear layers of the decoder; of experts with --train-backend megatron alone, where "
+        "checkpoints have tensors of each)"
     )
 
 

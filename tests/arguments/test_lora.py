@@ -75,6 +75,17 @@ def test_what_no_engine_does_with_an_adapter_beside_the_base_is_named(words, ref
     assert [line for line in said if line.startswith(message)], said
 
 
+def test_no_engine_has_adapters_of_experts(words, refusals, tmp_path):
+    path = save_tiny_config("qwen2_moe", tmp_path / "moe", vocab_size=512)
+    make_tokenizer().save_pretrained(path)
+    write_empty_weights(path)
+    flags = {"hf_checkpoint": path, "lora_rank": 8, "lora_target_modules": ["q_proj", ".*experts.*"]}
+    (line,) = [line for line in refusals(words(**flags, no_lora_merge=True)) if "lora" in line]
+    assert line.startswith("--no-lora-merge: not with model.layers.") and "adapters of experts" in line
+    beside = {"lora_exclude_modules": [r".*mlp\.experts.*"]}
+    assert filled(LoraConfig, validated_args(words(**flags, **beside, no_lora_merge=True))).serves_adapter
+
+
 def test_of_an_architecture_without_a_family_it_is_not_known_what_sglang_passes_over(
     words, refusals, tmp_path
 ):

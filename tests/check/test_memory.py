@@ -30,8 +30,10 @@ EXPERTS = (
 )
 UNEVEN = {"decoder_first_pipeline_num_layers": 1}
 COUNTED = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
-TP2_CASES = [(name, TP2) for name in ("qwen3", "qwen2", "glm4", *EXPERTS)] + [
-    ("qwen3", TP2 | {"lora_rank": 6})
+OF_EXPERTS = {"lora_rank": 6, "lora_target_modules": ["q_proj", ".*experts.*"]}
+TP2_CASES = [
+    *[(name, TP2) for name in ("qwen3", "qwen2", "glm4", *EXPERTS)],
+    *[("qwen3", TP2 | {"lora_rank": 6}), ("qwen2_moe", TP2 | OF_EXPERTS)],
 ]
 PP2_CASES = [
     *[(name, PP2) for name in ("qwen3", "llama", "glm4_moe", "moonlight", "glm_moe_dsa-shared")],
@@ -42,7 +44,10 @@ LAYOUTS = {
     "TP 2, ETP 1": [("gpt_oss", TP2)],
     "PP 2": PP2_CASES,
     "PP 2 + VPP 2": [("qwen3", VPP2), ("glm4_moe", VPP2), ("glm4_moe", VPP2 | MTP)],
-    "EP 2": [(name, EP2) for name in (*EXPERTS, "gpt_oss")] + [("llama", {}), ("deepseek_v3", EP2 | MTP)],
+    "EP 2": [
+        *[(name, EP2) for name in (*EXPERTS, "gpt_oss")],
+        *[("llama", {}), ("deepseek_v3", EP2 | MTP), ("qwen3_moe", EP2 | OF_EXPERTS)],
+    ],
 }
 OPTIMIZERS = [
     {"optimizer": "sgd"},

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slime.adapters.peft_config import unlike
-from slime.adapters.targets import is_target, names_module
+from slime.adapters.targets import is_named, is_target, names_module
 from slime.arguments.core.flag import given, option_string
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.lora_adapters import contradictions_of_several
@@ -80,8 +80,17 @@ def _no_engine_has(args: Namespace) -> Iterator[str]:
             yield f"{option_string(flag)} {found}: not with {name} (wanted: {value})"
     for flag, found in given(args, "sglang_config", "prefill_num_servers"):
         yield f"{flag} {found}: not with {name}, which serves one model"
+    if (expert := _adapted_expert(args)) is not None:
+        yield f"{name}: not with {expert}, as engines have no adapters of experts (wanted: merged weights)"
     if args.rollout_engine == "sglang":
         yield from _not_of_sglang(args, name)
+
+
+def _adapted_expert(args: Namespace) -> str | None:
+    config, family = filled(LoraConfig, args), FAMILIES.get(args.model_type)
+    names = set[str]() if family is None else family.weights.hf_names(filled(ModelConfig, args))
+    modules = (name.removesuffix(".weight") for name in names if ".experts." in name)
+    return min((each for each in modules if is_named(config, each) and is_target(config, each)), default=None)
 
 
 def _not_of_sglang(args: Namespace, name: str) -> Iterator[str]:

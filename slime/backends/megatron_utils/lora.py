@@ -10,12 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
     get_cuda_rng_tracker,
+    get_expert_parallel_rng_tracker_name,
     reduce_from_tensor_model_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
 )
@@ -24,7 +26,7 @@ from slime.adapters.lora import added, initial_down, product
 from slime.adapters.peft_format import tensor_name
 from slime.adapters.targets import ADAPTERS, is_named, is_target, no_target, without_adapter
 from slime.backends.megatron_utils.latent_attention import ReplicatedLinear
-from slime.backends.megatron_utils.named_params import is_expert, is_of_mtp, named_params
+from slime.backends.megatron_utils.named_params import is_expert, is_of_mtp, named_params, shard_group
 from slime.config.lora import LoraConfig
 from slime.config.model import ModelConfig
 from slime.models import family_of
@@ -58,12 +60,16 @@ class LinearAdapters(torch.nn.Module):
     each of them and B is split, of a row-parallel one it is the other way round. Under sequence parallelism
     what is whole meets a part of the tokens on each rank, and megatron-core sums its gradients. So it is of a
     layer that each rank has whole.
+
+    Of an expert's layer nothing crosses here: its dispatcher brings the same tokens to all ranks of the
+    expert, and sums their outputs. What is whole gets a part of its gradient on each of them.
     """
 
     def __init__(self, linear: Any, adapters: Sequence[Adapter], config: LoraConfig) -> None:
         super().__init__()
         self._is_row = isinstance(linear, RowParallelLinear)
         self._is_split = not isinstance(linear, ReplicatedLinear)
+        self._is_expert = bool(getattr(linear, "is_expert", False))
         self._group = linear.tp_group if self._is_split else None
         of = linear if self._is_split else linear.weight
         self._sequence_parallel = of.sequence_parallel
@@ -76,7 +82,14 @@ class LinearAdapters(torch.nn.Module):
     def _mark(self, adapter: Adapter) -> None:
         """Tells megatron-core which parameters are split, and whose gradients are to be summed."""
         whole, split = (adapter.lora_A, adapter.lora_B)[:: -1 if self._is_row else 1]
-        vars(whole).update(sequence_parallel=self._sequence_parallel)
+        if self._is_expert:
+            # Where each rank has experts of its own, nothing is another one's copy, which norms leave out.
+            alone = self._group is not None and self._group.size() == 1
+            vars(whole).update(tensor_model_parallel=alone, partition_dim=-1, partition_stride=1)
+            vars(whole).update(allreduce=False)
+            vars(split).update(allreduce=False)
+        else:
+            vars(whole).update(sequence_parallel=self._sequence_parallel)
         if self._is_split:
             dim = 1 if self._is_row else 0
             vars(split).update(tensor_model_parallel=True, partition_dim=dim, partition_stride=1)
@@ -110,11 +123,16 @@ class LinearAdapters(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """What the adapters add to the output of the layer for its input ``x``."""
-        hidden = product(self._dropped(x), self.down()) * self.scale
-        return product(self._crossed(hidden), self.up())
+        down, up = self.down(), self.up()
+        if self._is_expert and self._is_row:
+            up = copy_to_tensor_model_parallel_region(up, group=self._group)
+        elif self._is_expert:
+            down = copy_to_tensor_model_parallel_region(down, group=self._group)
+        hidden = product(self._dropped(x), down) * self.scale
+        return product(self._crossed(hidden), up)
 
     def _crossed(self, hidden: torch.Tensor) -> torch.Tensor:
-        if not self._is_split:
+        if self._is_expert or not self._is_split:
             return hidden
         if self._is_row and self._sequence_parallel:
             return reduce_scatter_to_sequence_parallel_region(hidden, group=self._group)
@@ -128,6 +146,9 @@ class LinearAdapters(torch.nn.Module):
         """Drops alike on ranks that have the same input, and each for itself where it is split."""
         if not (self.training and self._dropout):
             return x
+        if self._is_expert:  # ranks have other experts, and as many tokens as come
+            with get_cuda_rng_tracker().fork(get_expert_parallel_rng_tracker_name()):
+                return F.dropout(x, self._dropout)
         split = self._is_row or self._sequence_parallel
         with get_cuda_rng_tracker().fork() if split else nullcontext():
             return F.dropout(x, self._dropout)
@@ -176,21 +197,40 @@ def _linears(chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
 def _adapters_of(name: str, linear: Any, config: LoraConfig, shape: ModelConfig, seed: int) -> list[Adapter]:
     rule = family_of(shape.model_type).weights.rule_for(name, shape.num_layers)
     modules = [hf_name.removesuffix(_WEIGHT) for hf_name in rule.hf_names]
-    if is_expert(name) or is_of_mtp(name) or not name.startswith("decoder.") or ".router." in name:
+    if is_of_mtp(name) or not name.startswith("decoder.") or ".router." in name:
         named = [module for module in modules if is_named(config, module) and is_target(config, module)]
         if named:
             raise without_adapter(config, named[0])
         return []
     wanted = [is_target(config, module) for module in modules]
+    if is_expert(name):  # of which all-linear is none
+        wanted = [here and is_named(config, module) for here, module in zip(wanted, modules, strict=True)]
     if not any(wanted):
         return []
-    if not isinstance(linear, _LAYERS) or getattr(linear, "explicit_expert_comm", False):
+    if is_expert(name):
+        _require_own_weights(name, rule, config, modules[0])
+    elif getattr(linear, "explicit_expert_comm", False) or not isinstance(linear, _LAYERS):
         raise ValueError(
             f"--lora-rank {config.lora_rank}: {modules[0]} is a {type(linear).__name__}, which has no "
             f"adapter here (wanted: --lora-exclude-modules {modules[0].rpartition('.')[2]})"
         )
     found = zip(modules, _rows(linear, rule, shape), wanted, strict=True)
     return [_adapter(module, linear, rows, config, seed) for module, rows, is_wanted in found if is_wanted]
+
+
+def _require_own_weights(name: str, rule: Rule, config: LoraConfig, module: str) -> None:
+    """
+    Raises:
+        ValueError: the expert's weights are a part of a tensor in checkpoints, or are split otherwise.
+    """
+    if rule.expert is not None:
+        raise without_adapter(config, module)
+    size, attention = shard_group(name).size(), mpu.get_tensor_model_parallel_world_size()
+    if size not in (1, attention):
+        raise ValueError(
+            f"--expert-tensor-parallel-size {size}: splits {module}, which has no adapter then (wanted: 1 or "
+            f"{attention}, as --tensor-model-parallel-size)"
+        )
 
 
 def _adapter(module: str, linear: Any, rows: torch.Tensor, config: LoraConfig, seed: int) -> Adapter:

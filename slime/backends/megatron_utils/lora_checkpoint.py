@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
 
@@ -12,6 +13,7 @@ from slime.adapters.peft_format import left_over, misfit, read_adapter
 from slime.adapters.targets import is_of_adapter
 from slime.backends.megatron_utils.lora import adapter_rules
 from slime.backends.megatron_utils.named_params import (
+    is_expert,
     named_params,
     partition_dim,
     shard_group,
@@ -27,11 +29,18 @@ def adapter_params(model: Sequence[torch.nn.Module]) -> dict[str, torch.nn.Param
 def adapter_state(model: Sequence[torch.nn.Module]) -> dict[str, ShardedTensor]:
     """The sharded adapters of this rank, by names that no layout changes."""
     return {
-        name: make_sharded_tensor_for_checkpoint(param, name)
+        name: make_sharded_tensor_for_checkpoint(param, name, **_groups(name))
         if (dim := partition_dim(name, param)) is None
-        else make_tp_sharded_tensor_for_checkpoint(param, name, dim)
+        else make_tp_sharded_tensor_for_checkpoint(param, name, dim, **_groups(name))
         for name, param in adapter_params(model).items()
     }
+
+
+def _groups(name: str) -> dict[str, dist.ProcessGroup]:
+    """The ranks that split a parameter, and those that have copies, where they are not those of attention."""
+    if not is_expert(name):
+        return {}
+    return {"tp_group": shard_group(name), "dp_cp_group": mpu.get_expert_data_parallel_group()}
 
 
 @torch.no_grad()

@@ -72,7 +72,9 @@ def parameters(args: Namespace, role: str) -> list[WholeParameter]:
 def _split(model: torch.nn.Module) -> set[torch.nn.Parameter]:
     """The parameters that tensor-parallel ranks share; megatron-core marks weights only as it fills them."""
     weights = {module.weight for module in model.modules() if isinstance(module, _SPLIT)}
-    return weights | {p for p in model.parameters() if getattr(p, "tensor_model_parallel", False)}
+    marked = {p for p in model.parameters() if getattr(p, "tensor_model_parallel", False)}
+    # One whose norm is to be counted on each rank may say so and have no dimension that is split.
+    return weights | {p for p in marked if vars(p)["partition_dim"] >= 0}
 
 
 @contextmanager
