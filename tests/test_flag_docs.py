@@ -56,6 +56,7 @@ def of_programs() -> set[str]:
         "scripts",
         "slime/backends/megatron_utils/server",
         "slime/cli",
+        "slime/environments",
         "slime_plugins",
         "tests/golden",
         "tools",
