@@ -100,9 +100,7 @@ def init_process_group(
     ``/init_weights_update_group`` does: the store prefix and the group name are ``group_name``.
     """
     timeout = timeout or default_pg_timeout
-    meeting = urlsplit(init_method)
-    assert meeting.scheme == "tcp" and meeting.hostname and meeting.port, init_method
-    store = meeting_store(meeting.hostname, meeting.port, world_size, rank, timeout)
+    store = _store_at(init_method, world_size, rank, timeout)
     group, _ = _new_process_group_helper(
         world_size,
         rank,
@@ -114,6 +112,26 @@ def init_process_group(
     )
     _world.pg_group_ranks[group] = {i: i for i in range(world_size)}
     return group
+
+
+def join_again(
+    init_method: str, world_size: int, rank: int, group_name: str, timeout: timedelta
+) -> dist.ProcessGroup:
+    """Joins a gloo group of `init_process_group` as one more rank of this process.
+
+    torch knows a group by its name, once in a process, and so nothing of what is returned: only its own
+    methods work.
+    """
+    store = PrefixStore(group_name, _store_at(init_method, world_size, rank, timeout))
+    # As torch's own prefixes, within which the other ranks meet.
+    inner = PrefixStore("cpu/", PrefixStore(f"{group_name}/", store))
+    return ProcessGroupGloo(inner, rank, world_size, timeout)  # type: ignore[return-value]
+
+
+def _store_at(init_method: str, world_size: int, rank: int, timeout: timedelta) -> dist.TCPStore:
+    meeting = urlsplit(init_method)
+    assert meeting.scheme == "tcp" and meeting.hostname and meeting.port, init_method
+    return meeting_store(meeting.hostname, meeting.port, world_size, rank, timeout)
 
 
 def meeting_store(host: str, port: int, world_size: int, rank: int, timeout: timedelta) -> dist.TCPStore:

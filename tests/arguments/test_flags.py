@@ -84,10 +84,3 @@ def test_the_embedded_engine_has_ranges(words, capsys):
         EmbeddedServerArgs.from_cli(["--model-path", "m", *words])
     assert stop.value.code == 2
     assert ": wanted " in capsys.readouterr().err
-
-
-def test_the_embedded_engine_refuses_tensor_parallelism(capsys):
-    with pytest.raises(SystemExit) as stop:
-        EmbeddedServerArgs.from_cli(["--model-path", "m", "--tp-size", "2"])
-    assert stop.value.code == 2
-    assert "--tp-size 2: not supported (wanted: 1)" in capsys.readouterr().err

@@ -131,7 +131,11 @@ FILES: list[tuple[str, Any, str]] = [
         "worker_type decode: the embedded engine prefills and decodes in one process",
     ),
     ("encoder", [POLICY, POLICY | {"name": "e", "server_groups": [group("encoder")]}], "rollouts send text"),
-    ("large", [POLICY | {"server_groups": [group(num_gpus=2, num_gpus_per_engine=2)]}], "takes one GPU"),
+    (
+        "large",
+        [POLICY | {"server_groups": [group(num_gpus=16, num_gpus_per_engine=16)]}],
+        "takes those of one node (wanted: at most 8)",
+    ),
     (
         "remainder",
         [POLICY | {"server_groups": [group(num_gpus=2, num_gpus_per_engine=3)]}],
@@ -246,8 +250,8 @@ def test_engines_come_from_one_place(configured, refusal, changes, said) -> None
         ),
         ({"rollout_num_gpus": 3, "rollout_num_gpus_per_engine": 2}, "--rollout-num-gpus 3: not a multiple"),
         (
-            {"rollout_num_gpus_per_engine": 2},
-            "--rollout-num-gpus-per-engine 2: the embedded engine takes one",
+            {"rollout_num_gpus": 3, "rollout_num_gpus_per_engine": 3, "num_gpus_per_node": 2},
+            "--rollout-num-gpus-per-engine 3: the embedded engine takes those of one node",
         ),
     ],
 )

@@ -17,8 +17,9 @@ LAYOUTS = {
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 2, "--use-kl-loss"),
         *("--kl-loss-coef", 0.1, "--kl-loss-type", "k3", "--rollout-top-p", 0.9),
     ],
-    "colocated TP 2 with SP, one engine": [
-        *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),
+    "colocated TP 2 with SP, an engine of two ranks": [
+        *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 2),
+        *("--rollout-num-gpus-per-engine", 2),
         *("--tensor-model-parallel-size", 2, "--sequence-parallel"),
     ],
     "colocated TP 2, adapters, one engine": [

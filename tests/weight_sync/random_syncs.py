@@ -72,16 +72,18 @@ class Served:
             self.path = directory / "served"
             assert convert(["--model-dir", str(larger), "--save-dir", str(self.path), *flags]) == 0
         self._engines: list[InProcessEngine | Server] = []
-        self._lora = {} if one.merges else {"enable_lora": True, "max_lora_rank": RANK}
+        self._flags = {"dtype": one.serves_in, "tp_size": one.engine_ranks}
+        self._flags |= {} if one.merges else {"enable_lora": True, "max_lora_rank": RANK}
         self._trained = 0
 
     def urls(self, count: int) -> list[str]:
         """Engines that have served before, and new ones."""
         if not self._engines:
-            self._engines.append(InProcessEngine(self.path, dtype=self._one.serves_in, **self._lora))
+            self._engines.append(InProcessEngine(self.path, **self._flags))
         if len(self._engines) < count:
             flags = ["--skip-tokenizer-init", "--dtype", self._one.serves_in]
-            flags += ["--enable-lora", "--max-lora-rank", str(RANK)] if self._lora else []
+            flags += ["--tp-size", str(self._one.engine_ranks)]
+            flags += [] if self._one.merges else ["--enable-lora", "--max-lora-rank", str(RANK)]
             self._engines.append(Server(self.path, *flags).wait_ready())
         return [
             one.endpoint.url if isinstance(one, InProcessEngine) else one.url for one in self._engines[:count]
@@ -165,7 +167,7 @@ class Row:
         Raises:
             AssertionError: an engine holds, or generates, anything else than a fresh one of what was trained.
         """
-        key = (one.model, one.tied, one.form, one.trains_in, one.serves_in, one.merges)
+        key = (one.model, one.tied, one.form, one.trains_in, one.serves_in, one.merges, one.engine_ranks)
         if key not in self._served:
             directory = self._directory / "-".join(map(str, key))
             directory.mkdir()
@@ -195,7 +197,10 @@ class Row:
 
 def _endpoints(one: Draw, urls: list[str]) -> list[EngineEndpoint]:
     colocated = {"handle": len(urls), "handle and broadcast": 1}.get(one.transport, 0)
-    return [EngineEndpoint(url, None, 1, i if i < colocated else None) for i, url in enumerate(urls)]
+    size = one.engine_ranks
+    return [
+        EngineEndpoint(url, None, size, size * i if i < colocated else None) for i, url in enumerate(urls)
+    ]
 
 
 def _args(one: Draw, checkpoint: Path, served: Path, versions: Path) -> Any:

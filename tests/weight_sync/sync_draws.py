@@ -15,6 +15,7 @@ class Draw:
     """A trainer and some updates.
 
     Attributes:
+        engine_ranks: tensor-parallel ranks of each engine.
         data: data-parallel ranks, over which experts are spread too.
         context: context-parallel ranks.
         adapts: whether the trainer has an adapter.
@@ -40,6 +41,7 @@ class Draw:
     context: int = 1
     adapts: bool = False
     merges: bool = True
+    engine_ranks: int = 1
 
     @property
     def ranks(self) -> int:
@@ -76,7 +78,15 @@ def draw(seed: int, transport: str | None = None, most_ranks: int = 4) -> Draw:
         bucket=int(10 ** rng.uniform(0, 6)),
         syncs=rng.choice((1, 2, 3)),
     )
-    return _in_mxfp8(_with_sinks(_on_a_backend(drawn, rng, most_ranks)))
+    return _with_engine_ranks(_in_mxfp8(_with_sinks(_on_a_backend(drawn, rng, most_ranks))))
+
+
+def _with_engine_ranks(one: Draw) -> Draw:
+    """Returns some of the settings with engines of two ranks, each of which has trainer ranks behind it."""
+    behind = {"handle": 2 * one.engines, "handle and broadcast": 2}.get(one.transport, 0)
+    if behind > one.ranks or random.Random(f"{one.seed} engine ranks").random() < 0.5:
+        return one
+    return replace(one, engine_ranks=2)
 
 
 def _on_a_backend(one: Draw, rng: random.Random, most_ranks: int) -> Draw:

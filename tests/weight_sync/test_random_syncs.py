@@ -19,6 +19,11 @@ def test_engines_hold_and_say_what_fresh_ones_do_after_each_of_a_row_of_syncs(tm
     adapts = {(one.backend, one.merges) for one in drawn if one.adapts}
     assert adapts == {("megatron", False), ("megatron", True), ("fsdp", True)}
     assert {one.form for one in drawn} == {"plain", "fp8", "int4", "mxfp4", "mxfp8"}
+    assert {(one.transport, one.engine_ranks) for one in drawn} >= {
+        ("handle", 2),
+        ("broadcast", 2),
+        ("disk", 1),
+    }
     with row_of_syncs(tmp_path) as row:
         for one in drawn:
             row.take(one)
@@ -32,7 +37,14 @@ def test_draws_are_of_every_kind_and_again_the_same():
         "model": {"qwen3", "llama", "qwen3_moe", "gpt_oss"},
         "form": {"plain", "fp8", "int4", "mxfp4", "mxfp8"},
         "transport": {*TRANSPORTS},
-        **{"tensor": {1, 2}, "pipeline": {1, 2}, "expert": {1, 2}, "data": {1, 2}, "engines": {1, 2}},
+        **{
+            "tensor": {1, 2},
+            "pipeline": {1, 2},
+            "expert": {1, 2},
+            "data": {1, 2},
+            "engines": {1, 2},
+            "engine_ranks": {1, 2},
+        },
         **{"tied": {True, False}, "virtual": {True, False}, "adapts": {True, False}},
         "merges": {True, False},
         **{"backend": {"megatron", "fsdp"}, "context": {1, 2}},

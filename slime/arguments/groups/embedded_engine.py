@@ -33,7 +33,10 @@ class EmbeddedServerArgs:
         "auto", help="how weights are read; dummy initialises them at random"
     )
     tp_size: int = flag(
-        1, names=("--tp-size", "--tensor-parallel-size"), supported=(1,), above=0, help="tensor parallel size"
+        1,
+        names=("--tp-size", "--tensor-parallel-size"),
+        above=0,
+        help="tensor-parallel ranks that weights are sent to; on a CPU, one process computes for all of them",
     )
     context_length: int | None = flag(
         above=0, help="longest prompt plus response, in tokens; default from config.json"
@@ -123,6 +126,4 @@ class EmbeddedServerArgs:
         namespace = parser.parse_args(argv)
         for message in bad_values(namespace, specs):
             parser.error(message)
-        if namespace.tp_size != 1:
-            parser.error(f"--tp-size {namespace.tp_size}: not supported (wanted: 1)")
         return cls(**vars(namespace))

@@ -15,6 +15,7 @@ from slime.arguments.validate.served_models import DEFAULT, PLACEHOLDER, ModelCo
 from slime.models import HfConfigError, read_shape
 from slime.models.checkpoint.inspection import weight_names
 from slime.models.hf_config import HfConfig
+from slime.utils.hardware import has_gpu
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _KEYS = ("api_key", "admin_api_key")
@@ -76,8 +77,9 @@ def _bad_group(args: Namespace, where: str, group: ServerGroupConfig) -> Iterato
         total, each = f": num_gpus {group.num_gpus}", "num_gpus_per_engine"
     if group.num_gpus % size:
         yield f"{where}{total}: not a multiple of {each} {size}"
-    if args.rollout_engine == "embedded" and size > 1:
-        yield f"{_of_size(where, each, size)}: the embedded engine takes one GPU (wanted: 1)"
+    if args.rollout_engine == "embedded" and size > (most := 1 if has_gpu() else per_node):
+        takes = "one GPU" if has_gpu() else "those of one node"
+        yield f"{_of_size(where, each, size)}: the embedded engine takes {takes} (wanted: at most {most})"
     elif size > per_node and size % per_node:
         yield (
             f"{_of_size(where, each, size)}: takes a part of its last node "

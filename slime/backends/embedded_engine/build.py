@@ -44,6 +44,10 @@ def build_server(args: EmbeddedServerArgs) -> ServerState:
         ValueError: a checkpoint or an argument that cannot be served.
     """
     device = engine_device(args.device, args.base_gpu_id)
+    if args.tp_size > 1 and device.type != "cpu":
+        raise ValueError(
+            f"--tp-size {args.tp_size}: on a GPU this engine takes one (wanted: 1, or --device cpu)"
+        )
     config = ModelConfig.from_directory(args.model_path, args.dtype, device)
     tokenizer, grammars = None, None
     if not args.skip_tokenizer_init:
@@ -68,8 +72,8 @@ def build_server(args: EmbeddedServerArgs) -> ServerState:
         parameters=parameters,
         engine=engine,
         tokenizer=tokenizer,
-        updater=WeightUpdater(engine, parameters, _stored_format(args)),
-        checker=WeightChecker(parameters),
+        updater=WeightUpdater(engine, parameters, _stored_format(args), args.tp_size),
+        checker=WeightChecker(parameters, args.tp_size),
         memory=MemoryOccupation(engine, parameters, args.enable_memory_saver, args.enable_weights_cpu_backup),
         model_path=args.model_path,
         served_model_name=args.served_model_name or args.model_path,

@@ -13,8 +13,8 @@ ACTIONS = ("checksum", "snapshot", "compare", "reset_tensors")
 
 
 class WeightChecker:
-    def __init__(self, parameters: NamedWeights) -> None:
-        self._parameters = parameters
+    def __init__(self, parameters: NamedWeights, tp_size: int = 1) -> None:
+        self._parameters, self._tp_size = parameters, tp_size
         self._snapshot: dict[str, torch.Tensor] | None = None
 
     def run(self, action: str, skip: list[str]) -> dict[str, Any]:
@@ -51,7 +51,8 @@ class WeightChecker:
         checksums = {name: tensor_digest(tensor) for name, tensor in named.items()}
         dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in named.items()}
         whole = hashlib.blake2b("".join(checksums.values()).encode(), digest_size=8).hexdigest()
-        parallelism = [{"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1}]
+        ranks, stage = range(self._tp_size), {"pp_rank": 0, "pp_size": 1}
+        parallelism = [{"tp_rank": rank, "tp_size": len(ranks), **stage} for rank in ranks]
         # SGLang has no dtypes; its names are those of joined tensors.
         rank: dict[str, Any] = {"checksums": checksums, "dtypes": dtypes}
         rank |= {"per_gpu_checksum": whole, "parallelism_info": parallelism}

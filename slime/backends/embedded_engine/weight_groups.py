@@ -1,6 +1,7 @@
 """Process groups over which a trainer broadcasts weights."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import torch
@@ -8,33 +9,38 @@ import torch.distributed as dist
 
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.model_config import CPU
-from slime.utils.distributed_utils import init_process_group
+from slime.utils.distributed_utils import init_process_group, join_again
 
 _TIMEOUT = timedelta(seconds=300)
 
 
 class WeightGroups:
-    """Named groups in which rank 0 is the trainer and this engine one of the receivers.
+    """Named groups in which rank 0 is the trainer, and this engine has a receiver for each of its ranks.
 
     Args:
         device: the engine's.
+        tp_size: its tensor-parallel ranks.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, tp_size: int = 1) -> None:
+        self._device, self._tp_size = device, tp_size
         self._devices: dict[str, torch.device] = {}
-        self._groups: dict[str, dist.ProcessGroup] = {}
+        self._groups: dict[str, list[dist.ProcessGroup]] = {}  # in the order of the ranks
         self._joining: set[str] = set()
 
     def join(self, address: str, port: int, rank: int, world_size: int, name: str, backend: str) -> None:
         """Meets the trainer; blocks until all ranks are there, at most 300 s.
 
+        Args:
+            rank: of this engine's first one.
+
         Raises:
             BadRequest: ranks that cannot be, a backend this machine has not, a name that is taken, nobody at
                 the address.
         """
-        if not 1 <= rank < world_size:
-            raise BadRequest(f"rank_offset {rank}: wanted 1 to world_size - 1 = {world_size - 1}")
+        last = world_size - self._tp_size
+        if not 1 <= rank <= last:
+            raise BadRequest(f"rank_offset {rank}: wanted 1 to world_size - tp_size = {last}")
         known = {"gloo": CPU} | ({"nccl": self._device} if self._device.type == "cuda" else {})
         if backend not in known:
             wanted = " or ".join(map(repr, known))
@@ -48,18 +54,27 @@ class WeightGroups:
             raise BadRequest(f"group {name!r} exists already (wanted: another name)")
         self._joining.add(name)
         try:
-            self._groups[name] = init_process_group(
-                backend, f"tcp://{address}:{port}", world_size, rank, name, _TIMEOUT
-            )
+            self._groups[name] = self._meet(backend, f"tcp://{address}:{port}", world_size, rank, name)
             self._devices[name] = known[backend]
         except (RuntimeError, ValueError) as error:
             raise BadRequest(f"cannot join group {name!r} at {address}:{port}: {error}") from error
         finally:
             self._joining.discard(name)
 
+    def _meet(
+        self, backend: str, url: str, world_size: int, first: int, name: str
+    ) -> list[dist.ProcessGroup]:
+        with ThreadPoolExecutor(self._tp_size, "join-weight-group") as pool:  # each waits for all others
+            members = [
+                pool.submit(join_again, url, world_size, rank, name, _TIMEOUT)
+                for rank in range(first + 1, first + self._tp_size)
+            ]
+            group = init_process_group(backend, url, world_size, first, name, _TIMEOUT)
+            return [group, *(member.result() for member in members)]
+
     def leave(self, name: str) -> None:
-        dist.destroy_process_group(self._group(name))
-        del self._groups[name]
+        dist.destroy_process_group(self._ranks(name)[0])
+        del self._groups[name]  # nothing else knows of the other ranks
 
     def device(self, name: str) -> torch.device:
         """Returns the device of a group's tensors.
@@ -67,17 +82,20 @@ class WeightGroups:
         Raises:
             BadRequest: there is no such group.
         """
-        self._group(name)
+        self._ranks(name)
         return self._devices[name]
 
-    def receive(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
-        """Fills the tensors, in order, with what rank 0 broadcasts; at most 300 s."""
-        group = self._group(name)
-        works = [dist.broadcast(tensor, src=0, group=group, async_op=True) for tensor in tensors]
+    def receive(self, name: str, ranks: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Fills the tensors of each rank, in order, with what the trainer broadcasts; at most 300 s."""
+        works = [
+            group.broadcast([tensor], dist.BroadcastOptions())  # its root is rank 0
+            for group, tensors in zip(self._ranks(name), ranks, strict=True)
+            for tensor in tensors
+        ]
         for work in works:
             work.wait()
 
-    def _group(self, name: str) -> dist.ProcessGroup:
+    def _ranks(self, name: str) -> list[dist.ProcessGroup]:
         if name not in self._groups:
             raise BadRequest(f"group {name!r} does not exist (known: {sorted(self._groups)})")
         return self._groups[name]

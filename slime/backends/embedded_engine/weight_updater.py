@@ -9,6 +9,7 @@ from slime.backends.embedded_engine.checkpoint import load_checkpoint
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.named_weights import NamedWeights
+from slime.backends.embedded_engine.tensor_ranks import Named, joined
 from slime.backends.embedded_engine.weight_groups import WeightGroups
 from slime.models.checkpoint.stored_format import StoredFormat
 from slime.utils.accelerator import synchronize
@@ -25,13 +26,21 @@ class WeightUpdater:
     Args:
         stored: the format of a quantised checkpoint, in which updates of its weights have to come; all
             tensors of a weight in the same request.
+        tp_size: the tensor-parallel ranks that weights are sent to.
     """
 
-    def __init__(self, engine: Engine, parameters: NamedWeights, stored: StoredFormat | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        parameters: NamedWeights,
+        stored: StoredFormat | None = None,
+        tp_size: int = 1,
+    ) -> None:
         self._engine = engine
+        self._tp_size = tp_size
         self._parameters = parameters
         self._stored = stored
-        self.groups = WeightGroups(parameters.config.device)
+        self.groups = WeightGroups(parameters.config.device, tp_size)
         self.session: str | None = None
 
     def begin(self, selector: str) -> None:
@@ -51,18 +60,27 @@ class WeightUpdater:
     def from_tensors(
         self, payloads: list[str], load_format: str | None, version: str | None, flush: bool
     ) -> None:
-        """Loads the payload of rank 0, the only tensor parallel rank there is."""
+        """Loads a payload for each tensor-parallel rank."""
         self._require_session(load_format)
-        if len(payloads) != 1:
+        self._load(self.of_ranks(payloads, load_format))
+        self._complete(version, flush)
+
+    def of_ranks(self, payloads: list[str], load_format: str | None) -> Named:
+        """Reads the tensors of a request, which has a payload for each tensor-parallel rank.
+
+        Raises:
+            BadRequest: it has not, or they are none.
+        """
+        if len(payloads) != self._tp_size:
             raise BadRequest(
-                f"serialized_named_tensors: {len(payloads)} payloads (wanted: 1, one per TP rank)"
+                f"serialized_named_tensors: {len(payloads)} payloads "
+                f"(wanted: {self._tp_size}, one per TP rank)"
             )
         try:
-            named = named_tensors(deserialize_tensors(payloads[0]), load_format)
+            ranks = [named_tensors(deserialize_tensors(payload), load_format) for payload in payloads]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise BadRequest(f"serialized_named_tensors: {error}") from error
-        self._load(named)
-        self._complete(version, flush)
+        return joined(ranks)
 
     def from_group(
         self,
@@ -79,15 +97,20 @@ class WeightUpdater:
             self._check(weight, dtype, shape)
         if load_format == "flattened_bucket":
             entries = layout(specs)
-            flat = torch.empty(entries[-1].end_idx if entries else 0, dtype=torch.uint8, device=device)
-            self.groups.receive(name, [flat])
-            named = FlattenedTensorBucket(flattened_tensor=flat, metadata=entries).reconstruct_tensors()
-        else:
-            named = [
-                (weight, torch.empty(shape, dtype=dtype, device=device)) for weight, dtype, shape in specs
+            size = entries[-1].end_idx if entries else 0
+            flats = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(self._tp_size)]
+            self.groups.receive(name, [[flat] for flat in flats])
+            ranks = [
+                FlattenedTensorBucket(flattened_tensor=flat, metadata=entries).reconstruct_tensors()
+                for flat in flats
             ]
-            self.groups.receive(name, [tensor for _, tensor in named])
-        self._load(named)
+        else:
+            ranks = [
+                [(weight, torch.empty(shape, dtype=dtype, device=device)) for weight, dtype, shape in specs]
+                for _ in range(self._tp_size)
+            ]
+            self.groups.receive(name, [[tensor for _, tensor in named] for named in ranks])
+        self._load(joined(ranks))
         self._complete(version, flush)
 
     def from_disk(self, path: str, version: str | None, flush: bool) -> None:
@@ -163,7 +186,7 @@ class WeightUpdater:
 
 
 def named_tensors(payload: Any, load_format: str | None) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of a request.
+    """The tensors of a request: pairs, or by name as those of an adapter are.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError: they are none.
@@ -172,7 +195,8 @@ def named_tensors(payload: Any, load_format: str | None) -> list[tuple[str, torc
         payload = FlattenedTensorBucket(
             flattened_tensor=payload["flattened_tensor"], metadata=payload["metadata"]
         ).reconstruct_tensors()
-    named = [(name, tensor) for name, tensor in payload]
+    pairs = payload.items() if isinstance(payload, dict) else payload
+    named = [(name, tensor) for name, tensor in pairs]
     for name, tensor in named:
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise TypeError("wanted a list of (name, tensor) pairs")

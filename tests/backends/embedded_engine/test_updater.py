@@ -138,7 +138,8 @@ def test_a_group_brings_the_tensors_that_were_announced(parts, load_format):
     bucket = FlattenedTensorBucket(named_tensors=list(sent.items())).flattened_tensor
     given = [bucket] if load_format == "flattened_bucket" else list(sent.values())
 
-    def receive(name, tensors):
+    def receive(name, ranks):
+        (tensors,) = ranks
         assert name == "g" and [t.dtype for t in tensors] == [t.dtype for t in given]
         for tensor, value in zip(tensors, given, strict=True):
             tensor.copy_(value)

@@ -1,5 +1,7 @@
 """Who may join a group that weights come over, and what receiving them waits for."""
 
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -9,12 +11,13 @@ import torch.distributed as dist
 from slime.backends.embedded_engine import weight_groups
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.weight_groups import WeightGroups
+from slime.utils.distributed_utils import join_again
 from tests.each import hold_each
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
 REFUSED = [
-    (CPU, (0, 2, "g", "gloo"), r"rank_offset 0: wanted 1 to world_size - 1 = 1"),
-    (CPU, (2, 2, "g", "gloo"), r"rank_offset 2: wanted 1 to world_size - 1 = 1"),
+    (CPU, (0, 2, "g", "gloo"), r"rank_offset 0: wanted 1 to world_size - tp_size = 1"),
+    (CPU, (2, 2, "g", "gloo"), r"rank_offset 2: wanted 1 to world_size - tp_size = 1"),
     (CPU, (1, 2, "g", "nccl"), r"backend 'nccl': not supported .* on cpu \(wanted: 'gloo'\)"),
     (CUDA, (1, 2, "g", "mpi"), r"backend 'mpi': .* on cuda:1 \(wanted: 'gloo' or 'nccl'\)"),
     (CPU, (1, 2, "taken", "gloo"), r"group 'taken' exists already \(wanted: another name\)"),
@@ -63,16 +66,34 @@ def test_every_tensor_is_there_before_receiving_ends(asked, monkeypatch):
     """Broadcasts are begun in the order of the tensors, all before the first is waited for."""
     said = []
 
-    def broadcast(tensor, src, group, async_op):
-        said.append(("begun", int(tensor), src, group, async_op))
+    def broadcast(tensors, options):
+        (tensor,) = tensors
+        said.append(("begun", int(tensor), options.rootRank, options.asyncOp))
         return SimpleNamespace(wait=lambda: said.append(("there", int(tensor))))
 
-    monkeypatch.setattr(dist, "broadcast", broadcast)
+    group = SimpleNamespace(broadcast=broadcast)
+    monkeypatch.setattr(weight_groups, "init_process_group", lambda *_: group)
     groups = WeightGroups(CPU)
     groups.join("10.0.0.1", 9, 1, 2, "g", "gloo")
-    groups.receive("g", [torch.tensor(5), torch.tensor(3)])
-    begun = [("begun", number, 0, "group g", True) for number in (5, 3)]
+    groups.receive("g", [[torch.tensor(5), torch.tensor(3)]])
+    begun = [("begun", number, 0, True) for number in (5, 3)]
     assert said == [*begun, ("there", 5), ("there", 3)]
+
+
+def test_each_rank_of_an_engine_gets_what_the_trainer_broadcasts(unused_tcp_port):
+    """All ranks of the group are threads of this process, the trainer's too."""
+    address, timeout = f"tcp://127.0.0.1:{unused_tcp_port}", timedelta(seconds=60)
+    groups = WeightGroups(CPU, tp_size=2)
+    with ThreadPoolExecutor(2) as pool:
+        trainer = pool.submit(join_again, address, 3, 0, "of ranks", timeout)
+        pool.submit(groups.join, "127.0.0.1", unused_tcp_port, 1, 3, "of ranks", "gloo").result()
+        sent, received = torch.arange(3), [[torch.zeros(3, dtype=torch.int64)] for _ in range(2)]
+        pool.submit(groups.receive, "of ranks", received)
+        trainer.result().broadcast([sent], dist.BroadcastOptions()).wait()
+    assert all(torch.equal(tensor, sent) for (tensor,) in received)
+    groups.leave("of ranks")
+    with pytest.raises(BadRequest, match=r"rank_offset 2: wanted 1 to world_size - tp_size = 1"):
+        groups.join("127.0.0.1", unused_tcp_port, 2, 3, "of ranks", "gloo")
 
 
 def test_a_group_that_was_left_is_gone_and_its_name_is_free(asked, monkeypatch):

@@ -16,8 +16,7 @@ from slime.backends.embedded_engine.http.bodies import (
 )
 from slime.backends.embedded_engine.http.generate_routes import json_response
 from slime.backends.embedded_engine.http.state import ServerState, state_of
-from slime.backends.embedded_engine.weight_updater import named_tensors
-from slime.utils.tensor_bucket import deserialize_tensors, tensor_sha256
+from slime.utils.tensor_bucket import tensor_sha256
 
 router = APIRouter()
 FROM_TENSORS = "__tensor__"
@@ -33,7 +32,7 @@ async def load_adapter(request: Request) -> Response:
     def load() -> None:
         adapters = state.engine.scheduler.adapters
         adapters.require_enabled()
-        adapters.load(body.lora_name, _tensors(body), body.config_dict)
+        adapters.load(body.lora_name, _tensors(state, body), body.config_dict)
 
     return await _answer(state, load)
 
@@ -62,19 +61,13 @@ async def _answer(state: ServerState, change: Callable[[], None]) -> Response:
     return json_response(content, 200 if error is None else error.status)
 
 
-def _tensors(body: LoadAdapterBody) -> dict[str, torch.Tensor]:
-    """The tensors of rank 0, the only tensor parallel rank there is.
+def _tensors(state: ServerState, body: LoadAdapterBody) -> dict[str, torch.Tensor]:
+    """The tensors of all tensor-parallel ranks.
 
     Raises:
         BadRequest: they are none, or others than were announced.
     """
-    try:
-        payload = deserialize_tensors(body.serialized_named_tensors[0])
-        if body.load_format is None:
-            payload = list(payload.items())
-        tensors = dict(named_tensors(payload, body.load_format))
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise BadRequest(f"serialized_named_tensors: {error}") from error
+    tensors = dict(state.updater.of_ranks(body.serialized_named_tensors, body.load_format))
     if body.expected_checksums is not None:
         _require_as_sent(tensors, body.expected_checksums)
     return tensors
