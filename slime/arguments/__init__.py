@@ -38,7 +38,8 @@ def parse_args(
     Args:
         add_custom_arguments: fn(parser) that registers options of the user's own and returns the parser.
         argv: words of the command line; default ``sys.argv``.
-        show: called with flags that do not contradict each other, before what they point to is looked at.
+        show: called with flags that do not contradict each other, before what they point to is looked at; of
+            several policies with those of each.
         refuse: yields what else is wrong with them.
     """
     try:
@@ -73,6 +74,7 @@ def _checked(
     from slime.arguments.core.mistakes import Mistakes
     from slime.arguments.core.parser import read_words
     from slime.arguments.core.run_args import forget
+    from slime.arguments.policies import further_policies, join_policies
 
     mistakes, told = Mistakes(), list[str]()
     words = expand(sys.argv[1:] if argv is None else argv)
@@ -84,10 +86,23 @@ def _checked(
         forget(args, words.unknown)
         if words.unread:  # what else is missing may stand there
             mistakes.end()
+        others = {} if mistakes.messages else further_policies(args, told)
         _derive_and_look(args, mistakes, told, show, refuse)
+        for name, own in others.items():
+            _look_at_policy(name, own, show)
+        join_policies(args, others)
     except UsageError as error:
         raise UsageError(*map(words.placed, error.messages), unknown=error.unknown) from None
     return args, [words.placed(note) for note in told]
+
+
+def _look_at_policy(name: str, args: Namespace, show: Callable[[Namespace], None]) -> None:
+    from slime.arguments.core.mistakes import Mistakes
+
+    try:
+        _derive_and_look(args, Mistakes(), [], show, lambda args: iter(()))
+    except UsageError as error:
+        raise UsageError(*(f"policy {name}: {message}" for message in error.messages)) from None
 
 
 def _derive_and_look(

@@ -15,7 +15,8 @@ from slime.config.trainers import trainer_of
 def page(report: Report) -> str:
     """Parameters, layout, batches, memory, and what does not fit."""
     config = report.config
-    lines = [f"{config.hf_checkpoint.hf_checkpoint}: {config.model.model_type}", ""]
+    whose = f"Policy {config.policies.policy_name}: " if config.policies.policy_name else ""
+    lines = [f"{whose}{config.hf_checkpoint.hf_checkpoint}: {config.model.model_type}", ""]
     for role in report.roles:
         lines += _section(f"Parameters of the {role.role}", _parameters(report, role))
         lines += _section(f"Layout of the {role.role}", _layout(report, role))

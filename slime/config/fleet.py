@@ -8,6 +8,7 @@ from slime.config.critic import CriticConfig
 from slime.config.debug import DebugConfig
 from slime.config.engines import EngineConfig
 from slime.config.model import ModelConfig
+from slime.config.policies import PoliciesConfig
 from slime.config.rollout import RolloutConfig
 from slime.config.server import ServerConfig
 from slime.config.slime_router import SlimeRouterConfig
@@ -28,4 +29,5 @@ class FleetConfig(ServerConfig):
     model: ModelConfig
     critic: CriticConfig
     debug: DebugConfig
+    policies: PoliciesConfig
     flat: Any

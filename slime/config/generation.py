@@ -14,6 +14,7 @@ from slime.config.hf_checkpoint import HfCheckpointConfig
 from slime.config.lora import LoraConfig
 from slime.config.nucleus import NucleusConfig
 from slime.config.off_policy import OffPolicyConfig
+from slime.config.policies import PoliciesConfig
 from slime.config.rejection import RejectionConfig
 from slime.config.rewards import RewardConfig
 from slime.config.rollout import RolloutConfig
@@ -43,4 +44,5 @@ class GenerationConfig:
     router: RouterConfig
     cluster: ClusterConfig
     debug: DebugConfig
+    policies: PoliciesConfig
     flat: Any

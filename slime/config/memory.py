@@ -19,6 +19,7 @@ from slime.config.mtp import MtpConfig
 from slime.config.optimizer import OptimizerConfig
 from slime.config.optimizer_state import OptimizerStateConfig
 from slime.config.parallelism import ParallelConfig
+from slime.config.policies import PoliciesConfig
 from slime.config.precision import PrecisionConfig
 from slime.config.rollout import RolloutConfig
 from slime.config.rope import RotaryConfig
@@ -51,5 +52,6 @@ class MemoryConfig(HostConfig):
     hf_checkpoint: HfCheckpointConfig
     debug: DebugConfig
     check: CheckConfig
+    policies: PoliciesConfig
     others: Mapping[str, Any]
     flat: Any

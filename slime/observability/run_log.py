@@ -18,12 +18,14 @@ class RunLog:
     """The driver's log of one run.
 
     Attributes:
+        tracker: where rows go.
+        trace: where spans go; None without ``--trace``.
         trained_steps: optimizer steps of the run so far, those before a resume included. Roles that train on
             one rollout take theirs side by side, under the same numbers.
     """
 
     def __init__(self, tracker: Tracker, trace: TraceFile | None = None) -> None:
-        self._tracker, self._trace = tracker, trace
+        self.tracker, self.trace = tracker, trace
         self._spans = SpanList()
         self.trained_steps = 0
         self._last_trained = -1, 0  # a rollout, and its first step
@@ -34,7 +36,7 @@ class RunLog:
     @property
     def traces(self) -> bool:
         """Whether spans are written, with ``--trace``."""
-        return self._trace is not None
+        return self.trace is not None
 
     @contextmanager
     def span(self, name: str, **attrs: Any) -> Iterator[None]:
@@ -57,8 +59,8 @@ class RunLog:
 
     def spans(self, process: str, spans: Iterable[Span]) -> None:
         """What a process did when, for ``--trace``."""
-        if self._trace is not None:
-            self._trace.write(process, spans)
+        if self.trace is not None:
+            self.trace.write(process, spans)
 
     def count(self, name: str, amount: float) -> None:
         """Adds to ``perf/<name>`` of the current step."""
@@ -68,11 +70,11 @@ class RunLog:
         """A row of a rollout. ``rollout/step``, in its first one, is for sinks that count steps otherwise."""
         if rollout_id != self._last_rollout:
             self._last_rollout, metrics = rollout_id, {"rollout/step": rollout_id, **metrics}
-        self._tracker.log(metrics, axis="rollout", step=rollout_id)
+        self.tracker.log(metrics, axis="rollout", step=rollout_id)
 
     def eval(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
         """Scores after ``rollout_id`` rollouts of training."""
-        self._tracker.log(metrics, axis="eval", step=rollout_id)
+        self.tracker.log(metrics, axis="eval", step=rollout_id)
 
     def go_on_after(self, steps: int) -> None:
         """Counts on from a checkpoint; of several the furthest."""
@@ -88,9 +90,12 @@ class RunLog:
             self._last_trained = rollout_id, self.trained_steps
         steps, first = report.get("train", []), self._last_trained[1]
         for number, metrics in enumerate(steps, start=first):
-            self._tracker.log({**metrics, "train/step": number}, axis="train", step=number)
+            self._train_row(number, metrics)
         self.trained_steps = max(self.trained_steps, first + len(steps))
         self.rollout(rollout_id, {**report.get("rollout", {}), **report.get("perf", {})})
+
+    def _train_row(self, number: int, metrics: Mapping[str, Any]) -> None:
+        self.tracker.log({**metrics, "train/step": number}, axis="train", step=number)
 
     def start_loop(self) -> None:
         """Forgets what the start took, so that the first step counts only its own."""

@@ -15,8 +15,10 @@ from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.router import RouterError
 from slime.backends.sglang_utils.server_engine import EngineStartError
 from slime.config.fleet import FleetConfig
+from slime.config.served_models import DEFAULT
 from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_watch import EngineFailure, EngineWatch, WatchTimes
+from slime.ray.policies import policy_configs
 from slime.ray.process_watch import ProcessLocation
 from slime.ray.served_model import ServedModel
 from slime.ray.served_policy import log_probs_of, require_same_policy
@@ -82,15 +84,15 @@ class Fleet:
             counts[f"fleet/{name}/replaced"] = model.replaced
         return counts
 
-    @property
-    def endpoints(self) -> list[EngineEndpoint]:
-        """The endpoints of the living engines that take updates."""
-        return [engine.endpoint for model in self._updated for engine in model.living]
+    def endpoints_of(self, policy: str = DEFAULT) -> list[EngineEndpoint]:
+        """The endpoints of the living engines that take updates of a policy."""
+        return [engine.endpoint for model in self._updated_by(policy) for engine in model.living]
 
-    @property
-    def launches(self) -> int:
-        """Engines that take updates started so far: a replacement may serve at its predecessor's address."""
-        return sum(model.launches for model in self._updated)
+    def launches_of(self, policy: str = DEFAULT) -> int:
+        """Engines that take a policy's updates started so far: a replacement may serve at its predecessor's
+        address.
+        """
+        return sum(model.launches for model in self._updated_by(policy))
 
     def processes(self) -> list[tuple[str, ProcessLocation]]:
         """Name and place of the processes of living engines that are ours to end."""
@@ -150,13 +152,13 @@ class Fleet:
         self._left = {engine for model in self._updated for engine in model.dead}
         self._require_engines()
 
-    def admit(self, version: str) -> None:
-        """Lets engines that serve ``version`` into their routers; the weights have just been updated.
+    def admit(self, version: str, policy: str = DEFAULT) -> None:
+        """Lets engines that serve ``version`` into their routers; a policy's weights have just been updated.
 
         Raises:
             EngineFailure: an engine reports another version.
         """
-        for model in self._updated:
+        for model in self._updated_by(policy):
             for engine in model.living:
                 found = self._ask(model, engine, lambda client: client.weight_version())
                 if found is not None and found != version:
@@ -168,7 +170,11 @@ class Fleet:
                     model.admit(engine)
 
     def check_policy(
-        self, tokens: Sequence[int], expected: Sequence[float], adapter: str | None = None
+        self,
+        tokens: Sequence[int],
+        expected: Sequence[float],
+        adapter: str | None = None,
+        policy: str = DEFAULT,
     ) -> None:
         """Compares what engines with the trainer's weights say of a text with what the trainer says.
 
@@ -181,14 +187,15 @@ class Fleet:
             PolicyMismatch: of the first engine that is too far away.
         """
         adapter = adapter or next(iter(self._config.lora.served_adapters), None)
-        for model in self._updated:
+        config = policy_configs(self._config)[policy]
+        for model in self._updated_by(policy):
             for engine in model.living:
                 if engine.kind != "regular":
                     logger.warning("%s is a %s engine: its policy is not checked", engine, engine.kind)
                     continue
                 found = self._ask(model, engine, lambda client: log_probs_of(client, tokens, adapter))
                 if found is not None:
-                    gap = require_same_policy(self._config, f"{engine}, model {model.name}", found, expected)
+                    gap = require_same_policy(config, f"{engine}, model {model.name}", found, expected)
                     logger.info("%s serves the trainer's policy: log-probs %.2g apart", engine, gap)
 
     def release(self) -> None:
@@ -213,6 +220,10 @@ class Fleet:
     @property
     def _updated(self) -> list[ServedModel]:
         return [model for model in self.models.values() if model.takes_updates]
+
+    def _updated_by(self, policy: str) -> list[ServedModel]:
+        """The models with a policy's weights: where several are trained, the one of its name."""
+        return [model for model in self._updated if policy in (DEFAULT, model.name)]
 
     def _await_a_death(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout

@@ -17,6 +17,7 @@ from slime.ray.engine_slots import GroupPlace, group_places
 from slime.ray.fleet import Fleet
 from slime.ray.node import log_dir
 from slime.ray.placement_group import Slots
+from slime.ray.policies import policy_configs
 from slime.ray.served_model import ROUTER_RESTARTS, ServedModel
 from slime.ray.spawned_engines import EngineShape, SpawnedEngines
 from slime.utils.addresses import find_available_port
@@ -35,8 +36,10 @@ def fleet_of(config: FleetConfig, slots: Slots, trainer_gpus: int) -> Fleet:
     if config.engines.rollout_external:
         return Fleet(config, [_external_model(config)])
     groups: dict[str, list[EngineGroup]] = {model.name: [] for model in config.engines.served_models}
+    policies = policy_configs(config)
     for place in group_places(config.engines.served_models):
-        groups[place.model.name].append(_spawned(config, place, slots, trainer_gpus))
+        own = policies.get(place.model.name, config)
+        groups[place.model.name].append(_spawned(own, place, slots, trainer_gpus, len(groups) > 1))
     models = [
         ServedModel(
             model.name,
@@ -51,7 +54,9 @@ def fleet_of(config: FleetConfig, slots: Slots, trainer_gpus: int) -> Fleet:
     return Fleet(config, models)
 
 
-def _spawned(config: FleetConfig, place: GroupPlace, slots: Slots, trainer_gpus: int) -> EngineGroup:
+def _spawned(
+    config: FleetConfig, place: GroupPlace, slots: Slots, trainer_gpus: int, several: bool
+) -> EngineGroup:
     group, first = place.group, place.first_slot
     overrides = dict(group.overrides)
     if not place.model.update_weights and config.cluster.offload_rollout:
@@ -60,7 +65,7 @@ def _spawned(config: FleetConfig, place: GroupPlace, slots: Slots, trainer_gpus:
     shape = EngineShape(group.size, group.worker_type, overrides)
     own = slots.slice(first, first + group.num_gpus)
     source = SpawnedEngines(config, own, shape, first_slot=first, trainer_gpus=trainer_gpus)
-    label = place.model.name if len(config.engines.served_models) > 1 else ""
+    label = place.model.name if several else ""
     return EngineGroup(source, kind=group.worker_type, first_rank=place.first_rank, model=label)
 
 

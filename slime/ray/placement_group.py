@@ -8,6 +8,7 @@ takes a fraction of a GPU.
 
 import ipaddress
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from slime.config.fleet import FleetConfig
 from slime.ray.cluster import require_resources
 from slime.ray.info_actor import InfoActor, Location
+from slime.ray.policies import policy_configs
 from slime.ray.waiting import wait_all, wait_one
 
 
@@ -25,8 +27,8 @@ from slime.ray.waiting import wait_all, wait_one
 class Layout:
     """GPU slots by role.
 
-    The actor owns the first ones, a critic the ``critic`` after them, or it shares the actor's; engines
-    ``rollout`` from ``rollout_offset`` on.
+    The actor owns the first ones, of several policies one actor after the other; a critic the ``critic``
+    after them, or it shares the actor's; engines ``rollout`` from ``rollout_offset`` on.
     """
 
     trainer: int
@@ -39,10 +41,17 @@ class Layout:
         return max(self.trainer + self.critic, self.rollout_offset + self.rollout)
 
 
+def trainer_gpus(policy: FleetConfig) -> int:
+    """The GPUs of a policy's trainer, without those of a critic."""
+    return policy.cluster.actor_num_nodes * policy.cluster.actor_num_gpus_per_node
+
+
 def placement_layout(config: FleetConfig) -> Layout:
     """The slots that each role needs, from the flags alone."""
-    trainer = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
-    rollout, critic = config.cluster.rollout_num_gpus or 0, config.critic.critic_num_gpus
+    policies = policy_configs(config).values()
+    trainer = sum(map(trainer_gpus, policies))
+    rollout = sum(policy.cluster.rollout_num_gpus or 0 for policy in policies)
+    critic = config.critic.critic_num_gpus
     if config.engines.rollout_external:
         rollout = 0
     if config.debug.debug_train_only:
@@ -89,6 +98,14 @@ class Placement:
     def shares_gpus(self, critic: Slots) -> bool:
         """Whether a critic is on GPUs of the actor or of engines."""
         return bool({*critic.bundles} & {*self.actor.bundles, *self.rollout.bundles})
+
+    def actor_of(self, policies: Mapping[str, FleetConfig], name: str) -> Slots:
+        """The slots of one policy's actor; all of them where there is one policy."""
+        if len(policies) == 1:
+            return self.actor
+        sizes = [trainer_gpus(policy) for policy in policies.values()]
+        number = [*policies].index(name)
+        return self.actor.slice(sum(sizes[:number]), sum(sizes[: number + 1]))
 
     def release(self) -> None:
         group = self.actor.group or self.rollout.group

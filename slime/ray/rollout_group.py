@@ -9,6 +9,7 @@ import ray
 
 from slime.arguments.core.run_args import copied
 from slime.config.run import RunConfig, run_config
+from slime.config.served_models import DEFAULT
 from slime.observability.run_log import RunLog
 from slime.ray.actor_classes import RolloutManager
 from slime.ray.ending import cause
@@ -47,7 +48,7 @@ class RolloutGroup:
     ) -> None:
         self._config, self._log, self._needs_offload = config, log, needs_offload
         self._slots, self._trainer_gpus = slots, trainer_gpus
-        self._parallel_config: dict[str, int] | None = None
+        self._parallel_configs: dict[str, dict[str, int]] = {}
         self._engines = ProcessWatch()
         self._launches = self._earlier_launches = self._restarts = 0
         self._state: DataState | None = None  # before the step under way
@@ -158,8 +159,8 @@ class RolloutGroup:
             self._earlier_launches += self._launches
             self._launch()
             self.wait_ready()
-            if self._parallel_config is not None:
-                self.set_train_parallel_config(self._parallel_config)
+            for policy, config in self._parallel_configs.items():
+                self.set_train_parallel_config(config, policy)
             self._find_engines()
 
     def _find_engines(self) -> None:
@@ -193,7 +194,7 @@ class RolloutGroup:
 
         All are returned and none is put into the store by the manager: they live as long as this process.
         """
-        shards = self._parallel_config["dp_size"] if self._parallel_config else 0
+        shards = sum(config["dp_size"] for config in self._parallel_configs.values())
         method = self._manager.generate.options(num_returns=1 + shards)
         refs = method.remote(rollout_id, updates_ahead)
         return list(refs) if shards else [refs]
@@ -212,7 +213,7 @@ class RolloutGroup:
             logger.warning("rollout %d: %s", rollout_id + 1, warning)
 
     def generate(self, rollout_id: int) -> Sequence[ray.ObjectRef]:
-        """One rollout: the train shard of each data-parallel rank."""
+        """One rollout: the train shard of each data-parallel rank, of one policy after the other."""
         return self.async_generate(rollout_id).result()
 
     def eval(self, rollout_id: int) -> None:
@@ -235,30 +236,34 @@ class RolloutGroup:
                 if not self.may_restart():
                     raise
 
-    def set_train_parallel_config(self, config: dict[str, int]) -> None:
-        self._parallel_config = config
-        self._call("set_train_parallel_config", config)
+    def set_train_parallel_config(self, config: dict[str, int], policy: str = DEFAULT) -> None:
+        self._parallel_configs[policy] = config
+        self._call("set_train_parallel_config", config, policy)
 
-    def updatable_engines(self, suspicious: bool = False) -> tuple[list[EngineEndpoint], int]:
-        """The engines to send weights to, and a number that changes when one of them was replaced.
+    def updatable_engines(
+        self, suspicious: bool = False, policy: str = DEFAULT
+    ) -> tuple[list[EngineEndpoint], int]:
+        """The engines to send a policy's weights to, and a number that changes when one of them was replaced.
 
         Args:
             suspicious: one of them seems to have died just now.
         """
         probe = self._config.fault_tolerance.rollout_health_check_timeout
         timeout = self._config.cluster.engine_startup_timeout + probe + _REPLACING
-        engines, self._launches = self._call("updatable_engines", suspicious, timeout=timeout)
+        engines, self._launches = self._call("updatable_engines", suspicious, policy, timeout=timeout)
         return engines, self._earlier_launches + self._launches
 
-    def weights_updated(self, version: int) -> None:
-        self._call("weights_updated", version)
+    def weights_updated(self, version: int, policy: str = DEFAULT) -> None:
+        self._call("weights_updated", version, policy)
         self._find_engines()
 
-    def probe_tokens(self) -> list[int]:
+    def probe_tokens(self, policy: str = DEFAULT) -> list[int]:
         """The text by which the served policy is judged."""
-        return self._call("probe_tokens")
+        return self._call("probe_tokens", policy)
 
-    def check_policy(self, tokens: list[int], expected: list[float], *adapter: str) -> None:
+    def check_policy(
+        self, tokens: list[int], expected: list[float], adapter: str | None = None, policy: str = DEFAULT
+    ) -> None:
         """Compares the engines' log-probs of a text with the trainer's, once the engines can compute.
 
         Args:
@@ -267,7 +272,7 @@ class RolloutGroup:
         Raises:
             PolicyMismatch: of an engine that answers with another policy.
         """
-        self._to_check.append((tokens, expected, *adapter))
+        self._to_check.append((tokens, expected, adapter, policy))
         if not self._needs_offload:
             self._check_policy()
 

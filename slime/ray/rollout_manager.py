@@ -9,7 +9,9 @@ from typing import Any
 
 from slime.arguments.core.runtime_context import with_context
 from slime.config.run import RunConfig, run_config
+from slime.config.served_models import DEFAULT
 from slime.observability.logging_utils import take_logged
+from slime.observability.policy_log import of_policy
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
 from slime.observability.silent_rollouts import SilentRollouts
@@ -19,22 +21,15 @@ from slime.ray.addresses import with_addresses
 from slime.ray.fleet_setup import fleet_of
 from slime.ray.pending_rollout import Generated
 from slime.ray.placement_group import Slots
+from slime.ray.policies import policy_configs
+from slime.ray.policy_samples import PolicySamples, samples_of_policies
 from slime.ray.process_watch import ProcessLocation, process_location
 from slime.ray.served_policy import probe_tokens
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn, describe
 from slime.rollout.checks import check_samples
 from slime.rollout.data_source import rollouts_of_run, rollouts_per_epoch
 from slime.rollout.data_state import DataState, state_now
-from slime.rollout.weight_versions import check_weight_versions
-from slime.training.conversion import (
-    check_lengths,
-    flatten_samples,
-    in_order,
-    left_out,
-    mean_raw_reward,
-    samples_to_train_data,
-    split_train_data_by_dp,
-)
+from slime.training.conversion import flatten_samples, in_order
 from slime.training.rewards import name_groups
 from slime.utils.http_utils import init_http_client, share_key_with
 from slime.utils.misc import load_function, should_run_periodic_action, spare_collector
@@ -67,8 +62,7 @@ class RolloutManager:
         self._data_source = load_function(config.data.data_source_path)(config.flat)
         self._config = config
         self._config = run_config(with_context(config.flat, num_rollout=self.num_rollout()))
-        self._parallel_config: dict[str, int] | None = None
-        self._weight_version: str | None = None
+        self._policies = {name: PolicySamples(own) for name, own in policy_configs(self._config).items()}
         clock.keeps_prefixes = config.weight_sync.pause_generation_mode == "in_place"
         self._silent = SilentRollouts(self._config)
         self._spans = SpanList()
@@ -98,8 +92,8 @@ class RolloutManager:
         """What a user should be told about the data."""
         return [*getattr(self._data_source, "notices", []), *take_notes()]
 
-    def set_train_parallel_config(self, config: dict[str, int]) -> None:
-        self._parallel_config = config
+    def set_train_parallel_config(self, config: dict[str, int], policy: str = DEFAULT) -> None:
+        self._policies[policy].parallel_config = config
 
     def load(self, rollout_id: int) -> None:
         """Restores the data position as it was after ``rollout_id``; -1 is the beginning.
@@ -117,7 +111,7 @@ class RolloutManager:
 
         Returns:
             What there is to tell of it; with a trainer that and the train shard of each data-parallel rank,
-            an answer each.
+            of one policy after the other, an answer each.
         """
         start = time.monotonic()
         clock.ahead = updates_ahead
@@ -131,10 +125,12 @@ class RolloutManager:
         )
         name_groups(self._config, output.samples, samples)
         self._record(rollout_id, samples, evaluation=False)
-        self._check_batch(samples)
+        of_policies = self._of_policies(samples)
+        for name, own in of_policies.items():
+            self._policies[name].check_batch(describe(self._rollout_fn), own)
         metrics = rollout_log_metrics(rollout_id, self._config, samples, output.metrics, seconds)
         with self._spans.measure("convert", rollout=rollout_id):
-            shards, of_batch = self._to_train_shards(samples)
+            shards, of_batch = self._to_train_shards(of_policies)
         unsaved = self._save_state(rollout_id)
         metrics |= of_batch | self._data_metrics() | self._fleet.metrics()
         metrics |= take_logged("rollout", "train")
@@ -180,8 +176,10 @@ class RolloutManager:
         """Raises what the fleet's watch has found to end the run, if anything."""
         self._fleet.check()
 
-    def updatable_engines(self, suspicious: bool = False) -> tuple[list[EngineEndpoint], int]:
-        """The engines to send weights to, after dead ones have been replaced, and a number.
+    def updatable_engines(
+        self, suspicious: bool = False, policy: str = DEFAULT
+    ) -> tuple[list[EngineEndpoint], int]:
+        """The engines to send a policy's weights to, after dead ones have been replaced, and a number.
 
         The number changes when an engine was replaced, even by one at the same address.
 
@@ -193,21 +191,23 @@ class RolloutManager:
         if self._config.fault_tolerance.use_fault_tolerance:
             self._fleet.recover(SUSPICION if suspicious else 0.0)
             self._share_key()
-        return self._fleet.endpoints, self._fleet.launches
+        return self._fleet.endpoints_of(policy), self._fleet.launches_of(policy)
 
-    def weights_updated(self, version: int) -> None:
-        """All engines have been sent ``version``; refuses to go on if one serves another."""
-        self._fleet.admit(str(version))
-        self._weight_version = str(version)
+    def weights_updated(self, version: int, policy: str = DEFAULT) -> None:
+        """All engines of a policy have been sent ``version``; refuses to go on if one serves another."""
+        self._fleet.admit(str(version), policy)
+        self._policies[policy].weight_version = str(version)
         clock.end_update(version)
 
-    def probe_tokens(self) -> list[int]:
+    def probe_tokens(self, policy: str = DEFAULT) -> list[int]:
         """The ids of the text by which the served policy is judged."""
-        return probe_tokens(self._config)
+        return probe_tokens(self._policies[policy].config)
 
-    def check_policy(self, tokens: list[int], expected: list[float], adapter: str | None = None) -> None:
+    def check_policy(
+        self, tokens: list[int], expected: list[float], adapter: str | None = None, policy: str = DEFAULT
+    ) -> None:
         """Refuses to go on if an engine's log-probs of a text are not the trainer's."""
-        self._fleet.check_policy(tokens, expected, adapter)
+        self._fleet.check_policy(tokens, expected, adapter, policy)
 
     def offload(self) -> None:
         self._fleet.release()
@@ -265,52 +265,29 @@ class RolloutManager:
 
     def _check(self, origin: str, samples: list[Sample]) -> None:
         check_samples(origin, samples)
-        if self._weight_version is not None:
-            allow_older = self._config.rollout.partial_rollout
-            check_weight_versions(samples, self._weight_version, allow_older=allow_older)
+        for name, own in self._of_policies(samples).items():
+            self._policies[name].check_versions(own)
 
-    def _check_batch(self, samples: list[Sample]) -> None:
-        """Checks the samples of a batch before metrics are made of them, which would fail with less to
-        say.
-        """
-        if self._parallel_config is None:
-            return
-        if not samples:
-            raise RuntimeError(f"{describe(self._rollout_fn)} returned no sample, wanted some to train on")
-        if not self._config.batches.custom_convert_samples_to_train_data_path:
-            check_lengths(samples, self._config.model.vocab_size)
+    def _of_policies(self, samples: list[Sample]) -> dict[str, list[Sample]]:
+        """The samples of each policy; where there are several, each says whose it is."""
+        if len(self._policies) == 1:
+            return dict.fromkeys(self._policies, samples)
+        return samples_of_policies(list(self._policies), samples)
 
-    def _to_train_shards(self, samples: list[Sample]) -> tuple[list[RolloutBatch], dict[str, float]]:
-        """The shards, and metrics: what is in none of them, and the reward of what is.
-
-        The conversion says what the reward was, which need not be the number that the sample has.
-        """
-        if self._parallel_config is None:
-            return [], {}
-        batch = samples_to_train_data(self._config, samples)
-        shards = split_train_data_by_dp(self._config, batch, self._parallel_config)
-        metrics = mean_raw_reward(batch, shards) | self._book_left_out(samples, batch, shards)
+    def _to_train_shards(
+        self, of_policies: dict[str, list[Sample]]
+    ) -> tuple[list[RolloutBatch], dict[str, float]]:
+        """The shards of one policy after the other, and metrics of them."""
+        several, shards, metrics = len(of_policies) > 1, list[RolloutBatch](), dict[str, float]()
+        for name, samples in of_policies.items():
+            # A group of which one policy leaves something out is another's to train on.
+            books = None if several else self._data_source
+            own, found = self._policies[name].to_train_shards(samples, books)
+            if several:
+                found = of_policy(name, found | self._policies[name].metrics(samples))
+            shards += own
+            metrics |= found
         return shards, metrics
-
-    def _book_left_out(
-        self, samples: list[Sample], batch: RolloutBatch, shards: list[RolloutBatch]
-    ) -> dict[str, int]:
-        positions = set(left_out(batch, shards))
-        if not positions:
-            return {}
-        rollouts = len({batch["rollout_ids"][position] for position in positions})
-        logger.warning(
-            "%d rollouts fill no optimizer step of --global-batch-size %d and are not trained",
-            rollouts,
-            self._config.batches.global_batch_size,
-        )
-        ledger = getattr(self._data_source, "ledger", None)
-        # A conversion of the user's may have made other samples, and a recording is from another run.
-        if ledger and len(samples) == len(batch["tokens"]) and not self._config.debug.load_debug_rollout_data:
-            groups = {sample.group_index for sample in samples}
-            trained = {s.group_index for i, s in enumerate(samples) if i not in positions}
-            ledger.drop_trained(len(groups - trained))
-        return {"rollout/dropped/no_step": rollouts}
 
     def _taken(self, spans: SpanList, samples: list[Sample]) -> list[Span]:
         return [*spans.take(), *sample_spans(samples)] if self._config.debug.trace else []

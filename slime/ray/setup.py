@@ -8,11 +8,15 @@ from slime.arguments.core.runtime_context import with_context
 from slime.arguments.groups.critic import of_critic
 from slime.config.run import RunConfig, run_config
 from slime.observability import phases
+from slime.observability.policy_log import PolicyLog
 from slime.observability.run_log import RunLog
 from slime.ray.cluster import reaper_ends_it
 from slime.ray.ending import leaving_within
 from slime.ray.engine_slots import require_neighbours
-from slime.ray.placement_group import create_placement_groups
+from slime.ray.placement_group import Placement, create_placement_groups
+from slime.ray.policies import policy_configs
+from slime.ray.policy_groups import PolicyGroups
+from slime.ray.policy_side import PolicySide
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.train_group import RayTrainGroup
 
@@ -24,7 +28,7 @@ class Groups:
     """The sides of a run, ready to work, and the configuration with what has become known since."""
 
     config: RunConfig
-    actor: RayTrainGroup
+    actor: RayTrainGroup | PolicyGroups
     critic: RayTrainGroup
     rollout: RolloutGroup
 
@@ -57,28 +61,15 @@ def running_groups(config: RunConfig, log: RunLog) -> Iterator[Groups]:
     rollout = RolloutGroup(
         config, placement.rollout, len(placement.actor), log, needs_offload=config.cluster.offload_rollout
     )
-    trainers: list[RayTrainGroup] = []
+    trainers: list[RayTrainGroup | PolicyGroups] = []
     try:
         if config.data.num_rollout is None:
             # The length of the data decides, and the trainer's schedule needs it.
             rollout.wait_ready()
             config = run_config(with_context(config.flat, num_rollout=rollout.num_rollout))
-        critic = RayTrainGroup(
-            run_config(of_critic(config.flat)) if config.critic.use_critic else config,
-            placement.critic,
-            rollout,
-            log,
-            role="critic",
-            needs_offload=config.cluster.offload_train and placement.shares_gpus(placement.critic),
-        )
+        critic = _critic(config, placement, rollout, log)
         trainers.append(critic)
-        actor = RayTrainGroup(
-            config,
-            placement.actor,
-            rollout,
-            log,
-            needs_offload=config.cluster.offload_train,
-        )
+        actor = _actor(config, placement, rollout, log)
         trainers.append(actor)
         rollout.wait_ready()
         _say_ready(config)
@@ -96,3 +87,35 @@ def running_groups(config: RunConfig, log: RunLog) -> Iterator[Groups]:
                     trainer.shutdown()
                 rollout.shutdown()
                 placement.release()
+
+
+def _critic(config: RunConfig, placement: Placement, rollout: RolloutGroup, log: RunLog) -> RayTrainGroup:
+    return RayTrainGroup(
+        run_config(of_critic(config.flat)) if config.critic.use_critic else config,
+        placement.critic,
+        rollout,
+        log,
+        role="critic",
+        needs_offload=config.cluster.offload_train and placement.shares_gpus(placement.critic),
+    )
+
+
+def _actor(
+    config: RunConfig, placement: Placement, rollout: RolloutGroup, log: RunLog
+) -> RayTrainGroup | PolicyGroups:
+    """The trainer of the only model, or those of all policies."""
+    policies = policy_configs(config)
+    if len(policies) == 1:
+        offloads = config.cluster.offload_train
+        return RayTrainGroup(config, placement.actor, rollout, log, needs_offload=offloads)
+    return PolicyGroups(
+        {
+            name: RayTrainGroup(
+                own,
+                placement.actor_of(policies, name),
+                PolicySide(rollout, name),
+                PolicyLog(log, name),
+            )
+            for name, own in policies.items()
+        }
+    )

@@ -18,6 +18,7 @@ from slime.ray.actor_classes import TrainRayActor
 from slime.ray.losses import RanksLost, UpdateFailed
 from slime.ray.node import process_env, runtime_env
 from slime.ray.placement_group import Slots
+from slime.ray.policy_side import PolicySide
 from slime.ray.process_watch import ProcessStopped, ProcessWatch
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.waiting import ProcessDied, wait_all, wait_one
@@ -58,7 +59,7 @@ class RayTrainGroup:
         self,
         config: RunConfig,
         slots: Slots,
-        rollout: RolloutGroup,
+        rollout: RolloutGroup | PolicySide,
         log: RunLog,
         *,
         role: str = "actor",
@@ -66,10 +67,11 @@ class RayTrainGroup:
     ) -> None:
         self._config, self._rollout, self._log = config, rollout, log
         self._role, self._needs_offload, self._slots = role, needs_offload, slots
+        self._name = f"{config.policies.policy_name or ''} {role}".strip()
         self._start_timeout = config.cluster.cluster_timeout
         self._version, self._torn = 0, False  # what engines were sent last, and whether that ended half-way
         self._launch(config)
-        self.start_rollout_id = config.data.start_rollout_id or 0
+        self.start_rollout_id, self.shards = config.data.start_rollout_id or 0, 0
 
     def _launch(self, config: RunConfig) -> None:
         """Starts the ranks, which build their models in the background."""
@@ -93,6 +95,7 @@ class RayTrainGroup:
             steps = steps_of_rollouts(self._config.batches, self.start_rollout_id)
         self._log.go_on_after(steps)
         config = wait_one(self._actors[0].parallel_config.remote(), "parallel layout of the trainer", 60)
+        self.shards = config["dp_size"]
         self._rollout.set_train_parallel_config(config)
 
     @property
@@ -104,13 +107,11 @@ class RayTrainGroup:
         """Ends all ranks, dead and hung ones among them, and starts the role again in the same places.
 
         Afterwards they are on their GPUs, as after the start; engines that share these must be offloaded. No
-        engine is connected: the next weight update gives all of them the weights, under a version above all
-        that they have been sent.
+        engine is connected: the next update gives all the weights, under a version above all they were sent.
 
         Args:
             load: what the ranks start from, as with ``--load``: a directory of this run's checkpoints, of
-                which the latest whole one is taken with optimizer, schedule and random state, or one of
-                Hugging Face weights, with which the optimizer starts anew.
+                which the latest whole one is taken with all its state, or one of Hugging Face weights.
             up_to: no checkpoint after this iteration.
 
         Returns:
@@ -119,15 +120,16 @@ class RayTrainGroup:
         Raises:
             ValueError: there is no checkpoint, or none that is whole; no rank was touched.
         """
-        self._checkpoint_in(load, up_to)
+        look = self._name, load, self._config.checkpoints.verify_checkpoint, up_to
+        whole_checkpoint(*look)
         with self._log.phase("rebuild", role=self._role):
             for actor in self._actors:
                 ray.kill(actor)
             self._watch.wait_until_gone(self._start_timeout)
             # A rank may have written one until it ended.
-            step, skipped = self._checkpoint_in(load, up_to)
+            step, skipped = whole_checkpoint(*look)
             for reason in skipped:
-                logger.warning("%s: %s: %s: iteration %s is loaded", self._role, load, reason, step)
+                logger.warning("%s: %s: %s: iteration %s is loaded", self._name, load, reason, step)
             resumes = _RESUMES | {"ckpt_step": None if step == marked_iteration(load) else step}
             self._launch(run_config(copied(self._config.flat, load=str(load), **resumes)))
             start = self._first_rollout(f"building the model again from {load}")
@@ -138,9 +140,6 @@ class RayTrainGroup:
         if steps is not None:
             self._log.go_back_to(steps)
         return start
-
-    def _checkpoint_in(self, load: str | Path, up_to: int | None) -> tuple[int | None, list[str]]:
-        return whole_checkpoint(self._role, load, self._config.checkpoints.verify_checkpoint, up_to)
 
     def _first_rollout(self, what: str) -> int | None:
         """Waits until every rank has started; None without ranks."""
@@ -155,19 +154,24 @@ class RayTrainGroup:
     def train(
         self, rollout_id: int, data_refs: Sequence[ray.ObjectRef], inputs: RoleOutputs | None = None
     ) -> RoleOutputs:
-        """Trains on one rollout, logs the main rank's report, and returns what the role gives to others.
+        """Trains on one rollout, with another role's outputs; returns what the role gives to others."""
+        return self.end_training(rollout_id, self.begin_training(rollout_id, data_refs, inputs))
 
-        Args:
-            inputs: the outputs of another role, if there is one.
-        """
+    def begin_training(
+        self, rollout_id: int, data_refs: Sequence[ray.ObjectRef], inputs: RoleOutputs | None
+    ) -> list[ray.ObjectRef]:
+        """The first half of `train`, which does not wait."""
+        return [actor.train.remote(rollout_id, list(data_refs), inputs or None) for actor in self._actors]
+
+    def end_training(self, rollout_id: int, refs: list[ray.ObjectRef]) -> RoleOutputs:
+        """The second half of `train`: logs the main rank's report."""
         if not self._actors:
             return []
         with self._log.phase("train_wait", role=self._role, rollout=rollout_id):
-            refs = [actor.train.remote(rollout_id, list(data_refs), inputs or None) for actor in self._actors]
             outcomes = self._gather(refs, f"training on rollout {rollout_id}")
         self._log.train(rollout_id, next((report for report, _, _ in outcomes if report), {}))
         for rank, (_, _, spans) in enumerate(outcomes):
-            self._log.spans(f"{self._role} rank {rank}", spans)
+            self._log.spans(f"{self._name} rank {rank}", spans)
         return [ref for _, ref, _ in outcomes if ref is not None]
 
     def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
@@ -305,7 +309,7 @@ class RayTrainGroup:
             with suppress(Exception):  # whatever ended the run is told elsewhere
                 refs = [actor.take_spans.remote() for actor in self._actors]
                 for rank, spans in enumerate(wait_all(refs, "spans of the trainer", _SPANS_TIMEOUT)):
-                    self._log.spans(f"{self._role} rank {rank}", spans)
+                    self._log.spans(f"{self._name} rank {rank}", spans)
 
     def _spawn(self, rank: int, slots: Slots, config: RunConfig) -> Any:
         env = process_env(config.trainer.train_env_vars, trainer=True)
@@ -332,7 +336,7 @@ class RayTrainGroup:
 
     def _gather(self, refs: list[ray.ObjectRef], what: str) -> list[Any]:
         """Waits for all ranks; whatever dies or is stopped meanwhile ends the wait by name."""
-        what = f"{self._role}: {what}"
+        what = f"{self._name}: {what}"
         try:
             return wait_all(refs, what, self._config.cluster.train_timeout, lambda: self._look(what))
         except ProcessDied as error:

@@ -7,8 +7,10 @@ async def generate(args, sample, sampling_params):
 from collections.abc import Callable
 from typing import Any
 
+from slime.config.generation import GenerationConfig
+from slime.config.run import filled
 from slime.rollout.generate_state import GenerateState
-from slime.rollout.generation import get_model_url, wanted_of_tokens
+from slime.rollout.generation import policy_url, wanted_of_tokens
 from slime.utils.http_utils import post
 from slime.utils.types import Sample
 
@@ -52,7 +54,7 @@ async def converse(
 async def _speak(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> str:
     """Adds a turn of the model to the sample and returns its text."""
     payload = {"input_ids": sample.tokens, "sampling_params": sampling_params, **wanted_of_tokens(args)}
-    output = await post(get_model_url(args), payload)
+    output = await post(policy_url(filled(GenerationConfig, args), sample), payload)
     triples = output["meta_info"]["output_token_logprobs"]
     sample.append_response_tokens(
         args,

@@ -19,7 +19,7 @@ from slime.rollout.base_types import GradingFailed, RolloutError, accepted, name
 from slime.rollout.conversation import without_answer
 from slime.rollout.environment_hosts import Episode, Hosts, Processes, Threads
 from slime.rollout.generate_state import GenerateState
-from slime.rollout.generation import get_model_url, read_output_tokens, routing_headers, wanted_of_tokens
+from slime.rollout.generation import policy_url, read_output_tokens, routing_headers, wanted_of_tokens
 from slime.rollout.ungraded import FAILURE, mark_ungraded
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -185,7 +185,7 @@ class _Talk:
             **wanted_of_tokens(self._config.flat, self._evaluation),
         }
         answer: dict[str, Any] = await engine_answer(
-            get_model_url(router),
+            policy_url(self._config, self.sample),
             body,
             end=tokenizer.eos_token_id,
             text_of=tokenizer.decode,

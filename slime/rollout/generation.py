@@ -11,6 +11,7 @@ from slime.adapters.named import adapter_of
 from slime.config.generation import GenerationConfig
 from slime.config.router import RouterConfig
 from slime.config.run import filled
+from slime.config.served_models import DEFAULT
 from slime.observability.trace_utils import build_sglang_meta_trace_attrs, span_of
 from slime.rollout.attempts import FINISHED
 from slime.rollout.base_types import RolloutError, accepted, blame, describe, name_samples
@@ -44,6 +45,19 @@ def get_model_url(args: RouterConfig, model_name: str = "default", endpoint: str
     return f"{http_url(ip, port)}{endpoint}"
 
 
+def policy_url(config: GenerationConfig, sample: Sample) -> str:
+    """URL of /generate on the router of the policy whose answer a sample is.
+
+    Raises:
+        RolloutError: the run trains no policy of that name.
+    """
+    policies = config.policies.trained_policies
+    if sample.policy is not None and sample.policy not in policies:
+        found = " or ".join(policies) or "none, without --policies"
+        raise RolloutError(f"{name_samples(sample)}: policy is {sample.policy!r} (wanted: {found})")
+    return get_model_url(config.router, sample.policy or DEFAULT)
+
+
 @cache
 def _tell_once(model_name: str, found: str) -> None:
     logger.warning("no model %r is served (found: %s): the first one is asked instead", model_name, found)
@@ -62,7 +76,7 @@ async def generate(
     if payload is None:
         return sample
     with span_of(args, sample, "sglang_generate") as span:
-        url, headers = get_model_url(config.router), routing_headers(config.router, sample)
+        url, headers = policy_url(config, sample), routing_headers(config.router, sample)
         output = await post(url, payload, GENERATE_RETRIES, headers=headers)
         span.update(build_sglang_meta_trace_attrs(output["meta_info"]))
     take_answer(args, sample, output, sampling_params)

@@ -15,6 +15,7 @@ from typing import Any
 from slime.backends.sglang_utils.server_control import abort_servers_until_idle
 from slime.config.generation import GenerationConfig
 from slime.config.run import filled
+from slime.config.served_models import DEFAULT
 from slime.rollout.attempts import can_go_on, flatten, is_finished, was_finished
 from slime.rollout.base_types import (
     RolloutError,
@@ -273,8 +274,7 @@ async def abort(args: Any, rollout_id: int) -> list[list[Any]]:
     state.aborted = True
     interval = _FIRST_ABORT_INTERVAL_S
     while any(not task.done() for task in state.pending):
-        listing = await get(get_model_url(config.router, endpoint="/workers"))
-        await abort_servers_until_idle([worker["url"] for worker in listing["workers"]])
+        await abort_servers_until_idle(await _engines(config))
         await asyncio.wait(state.pending, timeout=interval)
         interval = min(2 * interval, _LAST_ABORT_INTERVAL_S)
     groups = [task.result() for task in state.pending]
@@ -284,6 +284,17 @@ async def abort(args: Any, rollout_id: int) -> list[list[Any]]:
             if sample.response_length:
                 sample.metadata.setdefault("start_rollout_id", rollout_id)
     return groups
+
+
+async def _engines(config: GenerationConfig) -> list[str]:
+    """The engines of all models that are trained."""
+    routers = [get_model_url(config.router, name, "/workers") for name in _trained(config)]
+    listings = [await get(url) for url in routers]
+    return [worker["url"] for listing in listings for worker in listing["workers"]]
+
+
+def _trained(config: GenerationConfig) -> list[str]:
+    return [*config.policies.trained_policies] or [DEFAULT]
 
 
 def _run_batch_hooks(groups: list[list[Any]], collection: _Collection) -> None:

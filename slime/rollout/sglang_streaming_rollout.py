@@ -17,6 +17,7 @@ from slime.rollout.generate_state import GenerateState
 from slime.rollout.generation import (
     GENERATE_RETRIES,
     get_model_url,
+    policy_url,
     prepare_request,
     routing_headers,
     take_answer,
@@ -54,7 +55,7 @@ async def _stream_answer(
     before, state = _Before(sample), GenerateState(config.flat)
     chunk: dict[str, Any] | None = None
     chunks = stream(
-        get_model_url(config.router),
+        policy_url(config, sample),
         payload | {"stream": True},
         GENERATE_RETRIES,
         routing_headers(config.router, sample),

@@ -112,6 +112,8 @@ class Sample:
     index: int | None = None
     # Samples that one execution was split into share this id, and one weight in the loss.
     rollout_id: int | None = None
+    # Whose answer it is, in a run of several policies: a name of --policies.
+    policy: str | None = None
     prompt: str | list[dict[str, Any]] = ""
     tokens: list[int] = field(default_factory=list)
     multimodal_inputs: dict[str, Any] | None = None

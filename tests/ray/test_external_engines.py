@@ -74,17 +74,17 @@ def test_they_serve_until_they_no_longer_answer_and_are_not_ours_to_end(
     assert router.list_workers() == []
     fleet.admit("default")
     assert len(generate()) == 4
-    assert fleet.endpoints == [endpoint(server) for server in servers]
+    assert fleet.endpoints_of() == [endpoint(server) for server in servers]
 
     servers[0].client.post("/pause_generation", json={})
     fleet.recover()
-    assert len(fleet.endpoints) == 2  # one that is paused answers
+    assert len(fleet.endpoints_of()) == 2  # one that is paused answers
 
     servers[0].process.kill()
     wait_until(lambda: [worker["url"] for worker in router.list_workers()] == [servers[1].url])
     fleet.recover()
-    assert fleet.endpoints == [endpoint(servers[1])]
-    assert fleet.launches == 2
+    assert fleet.endpoints_of() == [endpoint(servers[1])]
+    assert fleet.launches_of() == 2
     assert len(generate()) == 4
     fleet.stop()
     assert servers[1].process.poll() is None

@@ -145,12 +145,12 @@ def test_an_error_of_the_watcher_itself_ends_the_run(make, monkeypatch: pytest.M
 
 def test_a_replacement_at_the_same_address_counts_as_a_launch(make) -> None:
     fleet, _ = make()
-    before, launches = fleet.endpoints, fleet.launches
+    before, launches = fleet.endpoints_of(), fleet.launches_of()
     lose_actor(fleet)
     wait_until(lambda: living(fleet) == [1])
     fleet.recover()
-    assert fleet.endpoints == before
-    assert fleet.launches == launches + 1
+    assert fleet.endpoints_of() == before
+    assert fleet.launches_of() == launches + 1
 
 
 def test_recovery_finds_a_death_that_the_watcher_has_not_seen(make) -> None:
@@ -212,20 +212,20 @@ def test_a_request_to_an_engine_whose_process_has_ended_tells_its_end(make) -> N
 
 def test_a_death_that_is_suspected_is_waited_for(make) -> None:
     fleet, _ = make(look_interval=60.0)
-    launches = fleet.launches
+    launches = fleet.launches_of()
     fleet.recover()
-    assert fleet.launches == launches
+    assert fleet.launches_of() == launches
     threading.Timer(0.5, lose_actor, [fleet]).start()
     fleet.recover(timeout=60)
-    assert fleet.launches == launches + 1 and living(fleet) == [0, 1]
+    assert fleet.launches_of() == launches + 1 and living(fleet) == [0, 1]
 
 
 def test_a_suspicion_that_proves_wrong_is_given_up(make) -> None:
     fleet, _ = make()
-    launches, started = fleet.launches, time.monotonic()
+    launches, started = fleet.launches_of(), time.monotonic()
     fleet.recover(timeout=0.3)
     assert time.monotonic() - started >= 0.3
-    assert fleet.launches == launches
+    assert fleet.launches_of() == launches
 
 
 def test_the_last_engine_may_die_while_another_starts(make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_the_last_engine_may_die_while_another_starts(make, monkeypatch: pytest.
     monkeypatch.setattr(KeptSource, "wait_ready", slow)
     recovery = threading.Thread(target=fleet.recover)
     recovery.start()
-    wait_until(lambda: fleet.launches == 3)
+    wait_until(lambda: fleet.launches_of() == 3)
     lose_actor(fleet, 1)
     wait_until(lambda: living(fleet) == [])
     started.set()
@@ -268,17 +268,17 @@ def test_a_refusal_is_an_error_unless_the_engine_has_died(make, monkeypatch, die
 
 def test_a_replacement_waits_until_the_dead_engine_has_ended(make, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet, _ = make()
-    ending, launches = threading.Event(), fleet.launches
+    ending, launches = threading.Event(), fleet.launches_of()
     monkeypatch.setattr(SpawnedEngine, "end", lambda self: ending.wait(120))
     lose_actor(fleet)
     wait_until(lambda: living(fleet) == [1])
     recovery = threading.Thread(target=fleet.recover)
     recovery.start()
     recovery.join(0.3)
-    assert recovery.is_alive() and fleet.launches == launches
+    assert recovery.is_alive() and fleet.launches_of() == launches
     ending.set()
     recovery.join(60)
-    assert fleet.launches == launches + 1
+    assert fleet.launches_of() == launches + 1
 
 
 def with_a_judge(cluster: Cluster) -> list[ServedModel]:
@@ -288,10 +288,20 @@ def with_a_judge(cluster: Cluster) -> list[ServedModel]:
 def test_only_models_that_take_updates_are_updated(make) -> None:
     fleet, cluster = make(models=with_a_judge)
     assert living(fleet) == [0, 1, 2, 3] and len(cluster.routed) == 4
-    assert [endpoint.url for endpoint in fleet.endpoints] == ["http://engine0", "http://engine1"]
-    assert fleet.launches == 2
+    assert [endpoint.url for endpoint in fleet.endpoints_of()] == ["http://engine0", "http://engine1"]
+    assert fleet.launches_of() == 2
     fleet.admit("1")
     assert cluster.requests == [(f"http://engine{rank}", "weight_version") for rank in (0, 1)]
+
+
+def test_an_update_of_one_of_several_policies_reaches_its_engines_alone(make) -> None:
+    policies = lambda cluster: [cluster.model(2, "a"), cluster.model(1, "b", first_rank=2)]
+    fleet, cluster = make(models=policies)
+    assert [endpoint.url for endpoint in fleet.endpoints_of("a")] == ["http://engine0", "http://engine1"]
+    assert [endpoint.url for endpoint in fleet.endpoints_of("b")] == ["http://engine2"]
+    assert (fleet.launches_of("a"), fleet.launches_of("b")) == (2, 1)
+    fleet.admit("1", "b")
+    assert cluster.requests == [("http://engine2", "weight_version")]
 
 
 def test_an_engine_that_takes_no_updates_serves_again_as_soon_as_it_has_ended(make) -> None:
@@ -302,7 +312,7 @@ def test_an_engine_that_takes_no_updates_serves_again_as_soon_as_it_has_ended(ma
     wait_until(lambda: fleet.models["judge"].engines[1] is not lost)
     wait_until(lambda: cluster.routed.count("http://engine3") == 1)
     assert lost.state is EngineState.DEAD and cluster.stopped == [3]
-    assert (fleet.launches, cluster.requests) == (2, [])  # nothing to update, nothing to connect anew
+    assert (fleet.launches_of(), cluster.requests) == (2, [])  # nothing to update, nothing to connect anew
     assert fleet.metrics() == {
         "fleet/default/engines": 2,
         "fleet/default/missing": 0,
@@ -375,13 +385,13 @@ def test_an_engine_that_hung_in_an_update_is_replaced(make) -> None:
     fleet, cluster = make()
     cluster.sick["http://engine0"] = False
     fleet.recover()
-    assert fleet.launches == 2 and cluster.checked == []
+    assert fleet.launches_of() == 2 and cluster.checked == []
     fleet.recover(timeout=0.05)
-    assert fleet.launches == 3 and living(fleet) == [0, 1]
+    assert fleet.launches_of() == 3 and living(fleet) == [0, 1]
     assert sorted(cluster.checked) == ["http://engine0", "http://engine1"]
     del cluster.sick["http://engine0"]
     fleet.recover(timeout=0.05)
-    assert fleet.launches == 3
+    assert fleet.launches_of() == 3
 
 
 class EndingAtStart(Source):
@@ -415,7 +425,7 @@ def test_a_replacement_that_ends_while_it_starts_is_replaced(make, caplog) -> No
     cluster.ended[0] = "killed by SIGKILL"
     wait_until(lambda: living(fleet) == [1])
     fleet.recover()
-    assert living(fleet) == [0, 1] and fleet.launches == 5
+    assert living(fleet) == [0, 1] and fleet.launches_of() == 5
     assert cluster.stopped == [0, 0, 0]
     assert caplog.text.count("engine 0 ended while it started, and is started again: out of memory") == 2
 
@@ -537,10 +547,10 @@ def test_a_place_that_cannot_be_filled_yet_is_filled_later_and_hides_no_other_de
     cluster.ended[0] = "it no longer answers"
     wait_until(lambda: cluster.routed == ["http://engine1", "http://engine2"])
     fleet.recover()
-    assert living(fleet) == [1, 2] and fleet.launches == 3
+    assert living(fleet) == [1, 2] and fleet.launches_of() == 3
     threading.Timer(0.3, cluster.ended.update, [{1: "killed by SIGKILL"}]).start()
     fleet.recover(timeout=60)
-    assert living(fleet) == [1, 2] and fleet.launches == 4
+    assert living(fleet) == [1, 2] and fleet.launches_of() == 4
     cluster.taken.clear()
     fleet.recover()
     assert living(fleet) == [0, 1, 2] and "http://engine0" not in cluster.routed

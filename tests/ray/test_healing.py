@@ -398,7 +398,7 @@ def test_a_new_manager_goes_on_from_the_data_before_the_step(group: Any) -> None
     )[1]
     group.restart(RolloutSideLost("lost"))
     assert ("restore", {"sample_offset": 4}) in restored
-    assert ("set_train_parallel_config", {"dp_size": 2}) in restored
+    assert ("set_train_parallel_config", {"dp_size": 2}, "default") in restored
     rollout_group.ray.kill.assert_called_once_with(first)  # type: ignore[attr-defined]
     assert group.updatable_engines() == (before[0], before[1] + 2)
     group.end_step()

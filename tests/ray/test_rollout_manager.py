@@ -164,7 +164,9 @@ def left_out_of(flags: dict[str, Any], trained: list[int], **overrides: Any) -> 
     manager = RolloutManager(config_with(**flags), [], 0)  # type: ignore[arg-type]
     samples = [Sample(group_index=i // 2) for i in range(6)]
     batch = {"tokens": [[0]] * 6, "rollout_ids": [0, 1, 2, 3, 4, 4]}
-    metrics = manager._book_left_out(samples, batch, [{"partition": trained}])
+    metrics = manager._policies["default"].book_left_out(
+        samples, batch, [{"partition": trained}], manager._data_source
+    )
     return metrics, manager._data_source.ledger
 
 

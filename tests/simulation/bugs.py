@@ -73,16 +73,16 @@ def _goes_on_watching(real: Any) -> Any:
 
 
 def _only_serving(real: Any) -> Any:
-    def endpoints(self: Fleet) -> Any:
-        engines = [engine for model in self._updated for engine in model.living]
+    def endpoints_of(self: Fleet, policy: str) -> Any:
+        engines = [engine for model in self._updated_by(policy) for engine in model.living]
         return [engine.endpoint for engine in engines if engine.state is EngineState.SERVING]
 
-    return property(endpoints)
+    return endpoints_of
 
 
 def _without_looking_at_versions(real: Any) -> Any:
-    def admit(self: Fleet, version: str) -> None:
-        for model in self._updated:
+    def admit(self: Fleet, version: str, policy: str) -> None:
+        for model in self._updated_by(policy):
             for engine in model.living:
                 if engine.state is EngineState.READY:
                     model.admit(engine)
@@ -273,7 +273,7 @@ def _by_address(real: Any) -> Any:
 BUGS: dict[str, tuple[Bug, ...]] = {
     "an engine is admitted before it has weights": (Bug(Fleet, "_replace_gone", _admitted_too_early),),
     "an engine that joins serves the weights that it was started with": (
-        Bug(Fleet, "endpoints", _only_serving),
+        Bug(Fleet, "endpoints_of", _only_serving),
         Bug(Fleet, "admit", _without_looking_at_versions),
     ),
     "an engine starts before its predecessor has ended": (

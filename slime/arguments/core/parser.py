@@ -23,11 +23,8 @@ from slime.arguments.core.sglang_names import refuse_gone, with_current_names
 from slime.arguments.core.spelling import nearest
 from slime.arguments.core.values import bad_options, bad_values
 from slime.arguments.groups.custom_config import apply_custom_config
-from slime.arguments.groups.engines import (
-    choose_engine,
-    has_sglang,
-    sglang_server_args,
-)
+from slime.arguments.groups.engines import choose_engine, has_sglang, sglang_server_args
+from slime.arguments.groups.policies import apply_policies
 from slime.arguments.groups.role_config import apply_role_config
 from slime.arguments.groups.router import add_router_flags
 from slime.arguments.registry import declared_groups, derived_names, documented_groups
@@ -154,6 +151,7 @@ def read_words(
         lambda: judge(args),
         lambda: apply_custom_config(args, specs, actions, derived_names()),
         lambda: apply_role_config(args, specs, actions),
+        lambda: apply_policies(args, specs, actions),
     ):
         forget(args, mistakes.try_to(lambda: notes.extend(told_by())) or ())  # noqa: B023 - called here
     _refuse_values(args, options, mistakes)

@@ -37,6 +37,7 @@ class RuntimeContext:
 
 
 _NAMES = frozenset(field.name for field in fields(RuntimeContext))
+_OF_A_PROCESS = frozenset({"rank", "world_size"})
 
 
 def with_context(args: V, **values: Any) -> V:
@@ -50,3 +51,8 @@ def with_context(args: V, **values: Any) -> V:
             f"not in the runtime context: {', '.join(sorted(unknown))} (wanted: {', '.join(sorted(_NAMES))})"
         )
     return copied(args, **values)
+
+
+def known_to_all(args: Any) -> dict[str, Any]:
+    """The values of the runtime context that all processes of a run have, as far as they are known."""
+    return {name: getattr(args, name) for name in _NAMES - _OF_A_PROCESS if hasattr(args, name)}

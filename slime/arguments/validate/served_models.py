@@ -116,8 +116,14 @@ class SglangConfig:
 
     @classmethod
     def of_flags(cls, args: Namespace) -> "SglangConfig":
-        """One model, whose engines are alike."""
-        return cls([ModelConfig(DEFAULT, server_groups=[_group("regular", args.rollout_num_gpus)])])
+        """One model, whose engines are alike; that of a policy has its name."""
+        return cls(
+            [
+                ModelConfig(
+                    args.policy_name or DEFAULT, server_groups=[_group("regular", args.rollout_num_gpus)]
+                )
+            ]
+        )
 
 
 def _group(kind: WorkerType, num_gpus: int) -> ServerGroupConfig:

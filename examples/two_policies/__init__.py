@@ -1,0 +1,1 @@
+"""Two policies that play one game, each trained on what it said itself."""
