@@ -18,6 +18,7 @@ IDLE = {
     "backends/embedded_engine/engine.py: _take_incoming: self._wakeup.wait": "woken by close",
     "backends/embedded_engine/grammar/worker.py: main: sys.stdin.readline": "its engine closes the pipe",
     "cli/chaos.py: _run_twin: twin.wait": "the life of the run",
+    "environments/verifiers_host.py: serve: reader.readline": "whoever plays with it closes the pipe",
     "rollout/environment_hosts.py: _work: self._jobs.get": "its episode ends it, or it is a daemon",
     "processes/reaper.py: sweep_after: select.select": "the life of its process",
     "rollout/sleep_rollout.py: sleep: threading.Event().wait": "what it is for",
@@ -43,6 +44,7 @@ KILLED = {
     "processes/forked.py: close: self._process.wait": "after SIGKILL",
     "processes/termination.py: leave: _leaving.acquire": "the process ends by os._exit meanwhile",
     "rollout/rm_hub/grading_pool.py: stop: process.wait": "after SIGKILL",
+    "rollout/verifiers_episodes.py: kill: self._process.wait": "after SIGKILL",
 }
 # What is asked for is there: a wait with a deadline came before, or nothing is waited for.
 DONE = {
@@ -76,7 +78,8 @@ DONE = {
 OTHER_END = {
     "backends/embedded_engine/__main__.py: main: dist.init_process_group": "a group of one",
     "backends/embedded_engine/grammar/compiler.py: _ask: self._worker.stdout.readline": "its own limit",
-    "backends/embedded_engine/weight_groups.py: join: init_process_group": "its timeout",
+    "backends/embedded_engine/weight_groups.py: _meet: init_process_group": "its timeout",
+    "backends/embedded_engine/weight_groups.py: _meet: member.result": "its timeout",
     "backends/embedded_engine/weight_groups.py: receive: work.wait": "the group's",
     "backends/fsdp_utils/initialize.py: init: init_device_mesh": "bound_collectives",
     "backends/fsdp_utils/initialize.py: _parallel_context: init_device_mesh": "bound_collectives",

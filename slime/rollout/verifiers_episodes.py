@@ -228,7 +228,7 @@ class _Process:
                 done = self._waiting.pop(told.pop("id"))
             if done.set_running_or_notify_cancel():
                 done.set_result(told)
-        self._process.wait()
+        self.kill()  # whoever has closed its output answers nothing more
         with self._lock:
             self._is_over = True
         self._fail_all()
