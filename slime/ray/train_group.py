@@ -21,7 +21,7 @@ from slime.ray.placement_group import Slots
 from slime.ray.policy_side import PolicySide
 from slime.ray.process_watch import ProcessStopped, ProcessWatch
 from slime.ray.rollout_group import RolloutGroup
-from slime.ray.waiting import ProcessDied, wait_all, wait_one
+from slime.ray.waiting import ProcessDied, wait_all
 from slime.ray.whole_checkpoint import whole_checkpoint
 from slime.training.optimizer_schedule import steps_of_rollouts
 from slime.utils.types import EngineEndpoint
@@ -94,7 +94,7 @@ class RayTrainGroup:
         if steps is None:  # of older checkpoints: those of full rollouts
             steps = steps_of_rollouts(self._config.batches, self.start_rollout_id)
         self._log.go_on_after(steps)
-        config = wait_one(self._actors[0].parallel_config.remote(), "parallel layout of the trainer", 60)
+        (config,) = self._gather([self._actors[0].parallel_config.remote()], "parallel layout", 60)
         self.shards = config["dp_size"]
         self._rollout.set_train_parallel_config(config)
 
@@ -149,7 +149,7 @@ class RayTrainGroup:
         return starts[0] if starts else None
 
     def _steps_of_checkpoint(self) -> int | None:
-        return wait_one(self._actors[0].trained_steps.remote(), "optimizer steps of the checkpoint", 60)
+        return self._gather([self._actors[0].trained_steps.remote()], "steps of the checkpoint", 60)[0]
 
     def train(
         self, rollout_id: int, data_refs: Sequence[ray.ObjectRef], inputs: RoleOutputs | None = None
@@ -327,18 +327,18 @@ class RayTrainGroup:
     def _start(self) -> list[ray.ObjectRef]:
         if not self._actors:
             return []
-        found = self._actors[0].address_and_free_port.remote()
-        address, port = wait_one(found, "start of the trainer processes", self._start_timeout)
+        found = [self._actors[0].address_and_free_port.remote()]
+        ((address, port),) = self._gather(found, "start of the processes", self._start_timeout)
         return [actor.init.remote(address, port) for actor in self._actors]
 
     def _call_all(self, what: str, method: str, *arguments: Any) -> list[Any]:
         return self._gather([getattr(actor, method).remote(*arguments) for actor in self._actors], what)
 
-    def _gather(self, refs: list[ray.ObjectRef], what: str) -> list[Any]:
+    def _gather(self, refs: list[ray.ObjectRef], what: str, seconds: float | None = None) -> list[Any]:
         """Waits for all ranks; whatever dies or is stopped meanwhile ends the wait by name."""
-        what = f"{self._name}: {what}"
+        what, seconds = f"{self._name}: {what}", seconds or self._config.cluster.train_timeout
         try:
-            return wait_all(refs, what, self._config.cluster.train_timeout, lambda: self._look(what))
+            return wait_all(refs, what, seconds, lambda: self._look(what))
         except ProcessDied as error:
             raise RanksLost(str(error)) from error
 

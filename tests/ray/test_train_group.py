@@ -10,8 +10,9 @@ import ray
 from slime.observability.run_log import RunLog
 from slime.observability.tracking import Tracker
 from slime.ray import train_group
-from slime.ray.losses import UpdateFailed
+from slime.ray.losses import RanksLost, UpdateFailed
 from slime.ray.train_group import RayTrainGroup
+from slime.ray.waiting import ProcessDied
 from slime.training.checkpoint_dir import MARKER, iteration_dir
 from slime.utils.checkpoint_record import write_record
 from slime.utils.types import EngineEndpoint
@@ -31,7 +32,7 @@ class OfOneRank(RayTrainGroup):
     def _start(self):
         return [self._actors[0].init.remote()]
 
-    def _gather(self, refs, what):
+    def _gather(self, refs, what, seconds=None):
         return refs
 
 
@@ -39,7 +40,6 @@ class OfOneRank(RayTrainGroup):
 def started(monkeypatch):
     """`started(steps)`: a group that goes on with a checkpoint that tells its steps, and its log."""
     monkeypatch.setattr(train_group, "ProcessWatch", MagicMock())
-    monkeypatch.setattr(train_group, "wait_one", lambda ref, *_: ref)
     monkeypatch.setattr(train_group.ray, "kill", lambda actor: actor.kill())
 
     def start(steps, first=4, **flags):
@@ -266,3 +266,16 @@ def test_a_step_without_engines_says_nothing_of_weight_updates(started, monkeypa
     monkeypatch.setattr(log, "rollout", lambda rollout_id, metrics: found.update(metrics))
     log.end_step(0)
     assert [name for name in found if "update_weights" in name] == times
+
+
+@pytest.mark.parametrize("ask", ["_steps_of_checkpoint", "_start"])
+def test_a_rank_that_is_lost_while_the_first_one_is_asked_counts_as_lost(started, monkeypatch, ask):
+    def wait(refs, what, seconds, look):
+        raise ProcessDied(f"{what}: ended")
+
+    group, _ = started(11)
+    monkeypatch.setattr(train_group, "wait_all", wait)
+    monkeypatch.setattr(OfOneRank, "_gather", RayTrainGroup._gather)
+    monkeypatch.setattr(OfOneRank, "_start", RayTrainGroup._start)
+    with pytest.raises(RanksLost, match=r"actor: .*: ended"):
+        getattr(group, ask)()
