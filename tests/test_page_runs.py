@@ -109,6 +109,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         assert convert(["--model-dir", f"plain/{name}", "--save-dir", name]) == 0
     prompt = [{"role": "user", "content": "1+1"}]
     row = {"prompt": prompt, "label": "2", "conversation": [*prompt, {"role": "assistant", "content": "2"}]}
+    row["metadata"] = {"lora_adapter": "math"}
     Path("data.jsonl").write_text((json.dumps(row) + "\n") * 8)
     for name in ("RUN_DIR", "A", "B", "DIR"):
         write_record(Path(name), [*words_of(BASE), "--run-dir", name])
