@@ -27,6 +27,7 @@ class WeightGroups:
         self._devices: dict[str, torch.device] = {}
         self._groups: dict[str, list[dist.ProcessGroup]] = {}  # in the order of the ranks
         self._joining: set[str] = set()
+        self._kept: dict[str, list[torch.Tensor]] = {}
 
     def join(self, address: str, port: int, rank: int, world_size: int, name: str, backend: str) -> None:
         """Meets the trainer; blocks until all ranks are there, at most 300 s.
@@ -75,6 +76,7 @@ class WeightGroups:
     def leave(self, name: str) -> None:
         dist.destroy_process_group(self._ranks(name)[0])
         del self._groups[name]  # nothing else knows of the other ranks
+        self._kept.pop(name, None)
 
     def device(self, name: str) -> torch.device:
         """Returns the device of a group's tensors.
@@ -84,6 +86,18 @@ class WeightGroups:
         """
         self._ranks(name)
         return self._devices[name]
+
+    def buffers(self, name: str, size: int) -> list[torch.Tensor]:
+        """Returns bytes for each rank to receive a bucket in, which are valid until the next call.
+
+        Host memory is kept until the group is left: touching fresh pages costs more than a bucket does.
+        """
+        device, kept = self._devices[name], self._kept.get(name, [])
+        if not kept or kept[0].numel() < size:
+            kept = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(self._tp_size)]
+        if device.type == "cpu":
+            self._kept[name] = kept
+        return [buffer[:size] for buffer in kept]
 
     def receive(self, name: str, ranks: Sequence[Sequence[torch.Tensor]]) -> None:
         """Fills the tensors of each rank, in order, with what the trainer broadcasts; at most 300 s."""

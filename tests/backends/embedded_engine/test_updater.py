@@ -10,7 +10,7 @@ from slime.backends.embedded_engine import memory_occupation, weight_updater
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.memory_occupation import MemoryOccupation
 from slime.backends.embedded_engine.weight_updater import WeightUpdater, named_tensors
-from slime.utils.tensor_bucket import FlattenedTensorBucket
+from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
 from tests.each import hold_each
 
 CPU = torch.device("cpu")
@@ -130,10 +130,29 @@ def test_weights_from_a_disk_need_no_session_and_the_old_ones_come_back(parts, m
     assert engine.scheduler.weight_version == "2"
 
 
+def test_memory_that_the_sender_keeps_stays_mapped_until_its_next_bucket(parts):
+    """What came by value, or not as a bucket, is gone once it is copied."""
+    _, _, updater = parts
+    updater.begin("all")
+    bucket = FlattenedTensorBucket(named_tensors=[("w", torch.ones(2))])
+    content = {"flattened_tensor": bucket.flattened_tensor, "metadata": bucket.metadata}
+    by_value = serialize_tensors(content, share=False)
+    updater.from_tensors([by_value], "flattened_bucket", "2", False)
+    assert updater._mapped == []
+    updater.from_tensors([serialize_tensors(content)], "flattened_bucket", "3", False)
+    (kept,) = updater._mapped
+    assert torch.equal(kept["flattened_tensor"], bucket.flattened_tensor)
+    pairs = [("w", torch.ones(2))]
+    updater.from_tensors([serialize_tensors(pairs)], None, "4", False)
+    assert updater._mapped == []
+
+
 @pytest.mark.parametrize("load_format", [None, "direct", "flattened_bucket"])
 def test_a_group_brings_the_tensors_that_were_announced(parts, load_format):
     _, weights, updater = parts
-    updater.groups = MagicMock(device=lambda name: CPU)
+    updater.groups = MagicMock(
+        device=lambda name: CPU, buffers=lambda name, size: [torch.empty(size, dtype=torch.uint8)]
+    )
     sent = {"w": torch.tensor([1.0, 2.0]), "x": torch.tensor([[3], [4]], dtype=torch.int8)}
     bucket = FlattenedTensorBucket(named_tensors=list(sent.items())).flattened_tensor
     given = [bucket] if load_format == "flattened_bucket" else list(sent.values())
@@ -159,7 +178,9 @@ def test_a_group_brings_the_tensors_that_were_announced(parts, load_format):
 @pytest.mark.parametrize(("size", "taken"), [(12, True), (13, False)])
 def test_what_has_no_place_is_received_up_to_twice_the_embedding(parts, size, taken):
     _, weights, updater = parts
-    updater.groups = MagicMock(device=lambda name: CPU)
+    updater.groups = MagicMock(
+        device=lambda name: CPU, buffers=lambda name, size: [torch.empty(size, dtype=torch.uint8)]
+    )
     updater.begin("all")
     specs = [("unknown", torch.float32, (size,)), ("w", torch.float32, (2,))]
     if taken:
@@ -182,7 +203,9 @@ def test_quantised_weights_come_in_the_format_of_their_checkpoint(parts):
         decode=lambda named: [("b", given), ("q", torch.ones(2, dtype=torch.float64))],
     )
     updater = WeightUpdater(engine, weights, stored)
-    updater.groups = MagicMock(device=lambda name: CPU)
+    updater.groups = MagicMock(
+        device=lambda name: CPU, buffers=lambda name, size: [torch.empty(size, dtype=torch.uint8)]
+    )
     updater.begin("all")
     updater._load([("b", given), ("q", packed)])
     (b, q) = weights.update.call_args.args[0]

@@ -96,6 +96,21 @@ def test_each_rank_of_an_engine_gets_what_the_trainer_broadcasts(unused_tcp_port
         groups.join("127.0.0.1", unused_tcp_port, 2, 3, "of ranks", "gloo")
 
 
+@pytest.mark.parametrize(("device", "keeps"), [(CPU, True), (torch.device("meta"), False)])
+def test_memory_of_the_host_is_kept_for_the_next_bucket(asked, monkeypatch, device, keeps):
+    """Of a device the allocator keeps it."""
+    monkeypatch.setattr(dist, "destroy_process_group", lambda group: None)
+    groups = WeightGroups(device)
+    groups.join("10.0.0.1", 9, 1, 2, "g", "gloo")
+    groups._devices["g"] = device
+    (first,), (second,) = groups.buffers("g", 8), groups.buffers("g", 5)
+    assert (first.numel(), second.numel()) == (8, 5) and second.device.type == device.type
+    assert (first.untyped_storage()._cdata == second.untyped_storage()._cdata) is keeps
+    assert groups.buffers("g", 9)[0].numel() == 9
+    groups.leave("g")
+    assert groups._kept == {}
+
+
 def test_a_group_that_was_left_is_gone_and_its_name_is_free(asked, monkeypatch):
     left = []
     monkeypatch.setattr(dist, "destroy_process_group", left.append)
