@@ -10,9 +10,10 @@ and runs rewards on its event loop, which is why it has a process to itself.
 import argparse
 import asyncio
 import json
+import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,21 @@ def rows_of(environment: Any, evaluation: bool) -> list[dict[str, Any]]:
     """Its data as rows of slime's."""
     data = environment.get_eval_dataset() if evaluation else environment.get_dataset()
     return [{"prompt": row.pop("prompt"), "metadata": {INPUT: row}} for row in map(dict, data)]
+
+
+def ending_of(output: Mapping[str, Any]) -> dict[str, Any]:
+    """What is told of an episode: a reward that is a number, or why there is none."""
+    reward, error = output.get("reward"), output.get("error")
+    worth = None if reward is None else float(reward)
+    if error is None and (worth is None or not math.isfinite(worth)):
+        error = f"its reward is {worth} (wanted: a finite number)"
+    return {
+        "reward": worth if error is None else None,
+        "metrics": {name: float(value) for name, value in (output.get("metrics") or {}).items()},
+        "is_truncated": bool(output.get("is_truncated")),
+        "stop_condition": output.get("stop_condition"),
+        "error": None if error is None else str(error)[:2000],
+    }
 
 
 class Host:
@@ -72,14 +88,7 @@ class Host:
         output = await self._environment.run_rollout(
             asked["input"], self._client_of(asked["url"], asked["key"]), "default", {}
         )
-        error = output.get("error")
-        return {
-            "reward": None if output["reward"] is None else float(output["reward"]),
-            "metrics": {name: float(value) for name, value in (output.get("metrics") or {}).items()},
-            "is_truncated": bool(output.get("is_truncated")),
-            "stop_condition": output.get("stop_condition"),
-            "error": None if error is None else str(error)[:2000],
-        }
+        return ending_of(output)
 
     def _client_of(self, url: str, key: str) -> Any:
         """One pool of connections for all episodes, whose keys say which is which."""

@@ -25,6 +25,7 @@ from slime.config.run import filled
 from slime.environments.verifiers_host import INPUT
 from slime.rollout.base_types import GradingFailed, RolloutError, name_samples
 from slime.rollout.conversation import without_answer
+from slime.rollout.environment_hosts import SerialThread
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.generation import get_model_url
 from slime.rollout.ungraded import mark_ungraded
@@ -188,6 +189,7 @@ class _Process:
         self._name, self._is_ready, self._is_over = name, False, False
         self._lock, self._waiting = threading.Lock(), dict[int, Future[dict[str, Any]]]()
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._writing = SerialThread("slime-verifiers-writing")  # what does not read keeps it alone waiting
         threading.Thread(target=self._listen, name="slime-verifiers", daemon=True).start()
 
     @property
@@ -211,15 +213,20 @@ class _Process:
         return done
 
     def write(self, asked: Mapping[str, Any]) -> None:
-        """Tells it something; nothing if it has ended, which the listener sees."""
+        """Tells it something, once it reads; nothing if it has ended, which the listener sees."""
+        self._writing.submit(self._write_now, json.dumps(asked).encode() + b"\n")
+
+    def _write_now(self, line: bytes) -> None:
         assert self._process.stdin is not None
-        with self._lock, suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(line)
             self._process.stdin.flush()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
+            if not line.endswith(b"\n"):
+                break  # it was killed within a line
             told = json.loads(line)
             if "id" not in told:
                 self._is_ready = True
@@ -229,6 +236,7 @@ class _Process:
             if done.set_running_or_notify_cancel():
                 done.set_result(told)
         self.kill()  # whoever has closed its output answers nothing more
+        self._writing.close()
         with self._lock:
             self._is_over = True
         self._fail_all()
