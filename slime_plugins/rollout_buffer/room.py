@@ -33,17 +33,19 @@ class Room:
         Raises:
             BufferFull: there is no room for another group.
         """
-        given_up = 0
+        given_up, told = 0, list[str]()
         can_be_fetched = waiting >= most and self._can_be_fetched()
         while waiting - given_up >= most:
-            size = 0 if can_be_fetched else self._give_up_oldest()
-            if not size:
+            size = 0 if can_be_fetched else self._give_up_oldest(told)
+            if not size:  # whoever asked undoes what was done so far
                 why = "" if can_be_fetched else ", all of groups that are not complete"
                 raise BufferFull(
                     f"{waiting} trajectories wait{why} (wanted: fewer than {most} before group {instance_id} "
                     "gets another)"
                 )
             given_up += size
+        for line in told:
+            logger.warning(line)
         return given_up
 
     def _can_be_fetched(self) -> bool:
@@ -51,7 +53,7 @@ class Room:
         sql = f"SELECT 1 FROM groups WHERE state IN ({COMPLETE}, {LEASED}) LIMIT 1"
         return self._connection.execute(sql).fetchone() is not None
 
-    def _give_up_oldest(self) -> int:
+    def _give_up_oldest(self, told: list[str]) -> int:
         """How many trajectories the oldest incomplete group had; 0 unless it is idle."""
         found = self._connection.execute(
             "SELECT groups.id, instance_id, size, MAX(written) FROM groups JOIN items ON group_id = groups.id"
@@ -61,8 +63,8 @@ class Room:
             return 0
         group_id, instance_id, size, written = found
         self._connection.execute(f"UPDATE groups SET state = {RETIRED} WHERE id = ?", (group_id,))
-        logger.warning(
-            "group %s is given up: too many trajectories wait, and none was added to its %d for %.0f s",
-            *(instance_id, size, self._now - written),
+        told.append(
+            f"group {instance_id} is given up: too many trajectories wait, and none was added to its {size} "
+            f"for {self._now - written:.0f} s"
         )
         return int(size)

@@ -16,7 +16,7 @@ import orjson
 
 from slime_plugins.rollout_buffer.buffer_queue import BufferQueue
 from slime_plugins.rollout_buffer.commits import Closed, Commits
-from slime_plugins.rollout_buffer.generator import generator_of
+from slime_plugins.rollout_buffer.generator import generator_of, outside
 from slime_plugins.rollout_buffer.pool import ExperiencePool, Query
 from slime_plugins.rollout_buffer.schema import hold
 from slime_plugins.rollout_buffer.store import ENDED, NONE, RUNNING, STOPPED, Item, Run, Store
@@ -60,7 +60,8 @@ class RolloutBuffer:
         self._running: threading.Thread | None = None
         self._starting = threading.Lock()
         run = self._store.run() or self._store.begin_run(task_type, group_size)
-        if run.generator == RUNNING:
+        # What a run wants of programs elsewhere ended with the process as well, and a start says it again.
+        if run.generator == RUNNING or (run.generator, run.task_type) == (ENDED, outside.TASK_TYPE):
             self._store.set_generator(run.id, STOPPED)
         self.queue = self._queue(run, None if run.generator == NONE else generator_of(run.task_type))
         self._commits = Commits(self._store)

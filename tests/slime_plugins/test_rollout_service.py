@@ -170,6 +170,25 @@ def test_a_service_that_begins_again_goes_on_and_its_generator_with_what_is_miss
     second.close()
 
 
+def test_a_service_that_begins_again_asks_the_run_what_it_wants_of_programs_elsewhere(tmp_path):
+    start = {"task_type": "outside", "num_repeat_per_sample": 2, "remote_engine_url": "http://e"}
+    first = RolloutBuffer(file=tmp_path / "b.sqlite")
+    client = TestClient(create_app(first))
+    asked(client, "/start_rollout", **start)
+    asked(client, "/buffer/write", **PLAIN)
+    first._running.join()
+    assert asked(client, "/get_rollout_data")["data"] == {"failed": False, "stopped": False}
+    first.close()
+
+    second = RolloutBuffer(file=tmp_path / "b.sqlite")
+    client = TestClient(create_app(second))
+    assert asked(client, "/get_rollout_data")["data"] == {"failed": True, "stopped": True}
+    asked(client, "/start_rollout", **start, resume=True)
+    told = client.get("/buffer/status").json()["data"]
+    assert told["asked"]["remote_engine_url"] == "http://e" and told["waiting"] == 1
+    second.close()
+
+
 def test_beyond_this_machine_a_key_is_wanted(capsys, tmp_path):
     with pytest.raises(SystemExit):
         module.main(["--host", "0.0.0.0", "--file", str(tmp_path / "b")])

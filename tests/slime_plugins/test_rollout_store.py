@@ -148,6 +148,20 @@ def test_groups_that_nobody_completes_make_room_for_others_where_no_reader_can(t
         assert store.add(item("6", "a"), 2).size == 1 and store.current().waiting == 2
 
 
+def test_no_group_is_said_to_be_given_up_where_that_makes_no_room(tmp_path, clock, caplog):
+    with closing(Store(tmp_path / "b.sqlite", max_waiting=2, clock=clock)) as store:
+        store.begin_run("math", 4)
+        store.add(item("1", "a"), 4)
+        store.add(item("2", "b"), 4)
+        clock.now += room.IDLE_S
+        store.add(item("3", "b"), 4)
+        with pytest.raises(BufferFull):
+            store.add(item("4", "c"), 4)  # two of b are left
+        assert (store.current().waiting, store.counts()["retired"], caplog.text) == (3, 0, "")
+        clock.now += room.IDLE_S
+        assert store.add(item("4", "c"), 4).new and caplog.text.count("is given up") == 2
+
+
 def test_a_start_begins_an_empty_queue_and_ends_leases(store):
     store.add(item("1"), 1)
     store.take(None, "x", 10)
