@@ -71,7 +71,11 @@ class WeightGroups:
                 for rank in range(first + 1, first + self._tp_size)
             ]
             group = init_process_group(backend, url, world_size, first, name, _TIMEOUT)
-            return [group, *(member.result() for member in members)]
+            try:
+                return [group, *(member.result() for member in members)]
+            except BaseException:
+                dist.destroy_process_group(group)  # or its name is taken for good
+                raise
 
     def leave(self, name: str) -> None:
         dist.destroy_process_group(self._ranks(name)[0])

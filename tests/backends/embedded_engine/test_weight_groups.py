@@ -111,6 +111,22 @@ def test_memory_of_the_host_is_kept_for_the_next_bucket(asked, monkeypatch, devi
     assert groups._kept == {}
 
 
+def test_a_group_is_left_by_all_ranks_where_one_of_them_cannot_join(asked, monkeypatch):
+    def gone(*arguments):
+        raise RuntimeError("the trainer is gone")
+
+    left = []
+    monkeypatch.setattr(weight_groups, "join_again", gone)
+    monkeypatch.setattr(dist, "destroy_process_group", left.append)
+    groups = WeightGroups(CPU, tp_size=2)
+    for _ in range(2):
+        with pytest.raises(BadRequest, match=r"cannot join group 'g' at 10\.0\.0\.1:9: the trainer is gone"):
+            groups.join("10.0.0.1", 9, 1, 3, "g", "gloo")
+    assert left == ["group g"] * 2
+    with pytest.raises(BadRequest, match="group 'g' does not exist"):
+        groups.leave("g")
+
+
 def test_a_group_that_was_left_is_gone_and_its_name_is_free(asked, monkeypatch):
     left = []
     monkeypatch.setattr(dist, "destroy_process_group", left.append)
