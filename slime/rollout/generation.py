@@ -196,12 +196,19 @@ async def generate_and_rm(
         if sample.reward is None and not config.rewards.group_rm and not is_ungraded(sample):
             raise RolloutError(f"{name_samples(sample)} is {sample.status.value} but has no reward")
         return sample
-    state = GenerateState(args)
+    with asking_adapter(_adapter(config, sample)):
+        return await _generate_and_score(config, sample, sampling_params, evaluation)
+
+
+async def _generate_and_score(
+    config: GenerationConfig, sample: Sample, sampling_params: dict[str, Any], evaluation: bool
+) -> Sample | list[Sample]:
+    args, state = config.flat, GenerateState(config.flat)
     async with state.semaphore:
         if state.aborted:
             sample.status = Sample.Status.ABORTED
             return sample
-        with span_of(args, sample, "generate"), asking_adapter(_adapter(config, sample)):
+        with span_of(args, sample, "generate"):
             result = await _generate_one(config, sample, sampling_params, evaluation)
         result = await apply_rollout_sample_hooks(args, result, evaluation=evaluation)
     _check_own_rewards(config, sample, result)
@@ -217,6 +224,12 @@ def _adapter(config: GenerationConfig, sample: Sample) -> str | None:
         return adapter_of(config.lora, sample.metadata)
     except ValueError as error:
         raise RolloutError(f"{name_samples(sample)}: {error}") from None
+
+
+def _adapter_of_all(config: GenerationConfig, group: list[Sample]) -> str | None:
+    """The adapter of a group; None where its samples are of several: none is guessed."""
+    names = {_adapter(config, sample) for sample in group}
+    return names.pop() if len(names) == 1 else None
 
 
 async def _generate_one(
@@ -288,7 +301,7 @@ async def generate_and_rm_group(
         return results
     samples = [sample for result in results for sample in _as_list(result)]
     if config.rewards.group_rm:
-        with span_of(args, samples, "group_reward_model"):
+        with span_of(args, samples, "group_reward_model"), asking_adapter(_adapter_of_all(config, group)):
             rewards = await grouped_async_rm(args, results)
         for sample, reward in zip(samples, rewards, strict=True):
             sample.reward = reward

@@ -11,7 +11,7 @@ from slime.rollout.filter_hub.base_types import DynamicFilterOutput
 from slime.rollout.generate_state import GenerateState
 from slime.rollout.generation import get_model_url
 from slime.rollout.sglang_rollout import generate as stock_generate
-from slime.utils.http_utils import post
+from slime.utils.http_utils import asked_adapter, post
 from slime.utils.types import Sample
 from slime.utils.weight_clock import clock
 
@@ -356,3 +356,14 @@ async def chatting_generate(args, sample, sampling_params):
     sample.response = answer["text"]
     sample.tokens, sample.response_length, sample.status = [1, 2], 1, Sample.Status.COMPLETED
     return sample
+
+
+async def asking_rm(args, sample, **kwargs):
+    """Has the engine judge an answer, or those of a group."""
+    samples = sample if isinstance(sample, list) else [sample]
+    await post(get_model_url(args, endpoint="/v1/chat/completions"), {"messages": []})
+    return [1.0] * len(samples) if samples is sample else 1.0
+
+
+def asking_hook(args, sample):
+    calls.append(asked_adapter())

@@ -8,6 +8,7 @@ from slime.rollout.attempts import is_finished, was_finished
 from slime.rollout.base_types import RolloutError
 from slime.rollout.generation import (
     generate_and_rm,
+    generate_and_rm_group,
     is_given_up,
     made_before,
     prepare_request,
@@ -18,6 +19,7 @@ from slime.rollout.rm_hub.math_grader import equal_at_sight
 from slime.rollout.text_generation import remembers_tokens
 from slime.utils.http_utils import init_http_client
 from slime.utils.types import Sample
+from tests.rollout import plugins
 from tests.run_args import config_with
 
 ABORTED, COMPLETED = Sample.Status.ABORTED, Sample.Status.COMPLETED
@@ -163,3 +165,29 @@ async def test_each_sample_is_asked_of_the_adapter_that_its_metadata_name(engine
     for wrong, found in ((sample(4), "no task"), (sample(5, task="c"), "task 'c'")):
         with pytest.raises(RolloutError, match=f"sample . of .*: its metadata have {found} .wanted: one of"):
             await generate_and_rm(args, wrong, params)
+
+
+@pytest.mark.parametrize("as_one", [False, True])
+async def test_rewards_and_hooks_ask_the_adapter_of_the_samples_too(engine, make_args, as_one):
+    """And where a group is of several, that is not guessed."""
+    args = make_args(
+        **dict(lora_rank=8, lora_merge=False, lora_adapters=["a", "b"], lora_adapter_key="task"),
+        **dict(custom_rm_path="tests.rollout.plugins.asking_rm", group_rm=as_one),
+        rollout_sample_hook_path=["tests.rollout.plugins.asking_hook"],
+    )
+    init_http_client(args, adapters=["a", "b"])
+    engine.answers[CHATS] = {"text": "well"}
+    plugins.calls.clear()
+
+    def asked(*tasks):
+        group = [Sample(index=i, prompt=task, metadata={"task": task}) for i, task in enumerate(tasks)]
+        return generate_and_rm_group(args, group, {"max_new_tokens": 4})
+
+    groups = await asyncio.gather(asked("a", "a"), asked("b", "b"))
+    assert all(sample.reward == 1.0 for group in groups for sample in group)
+    per_group = 1 if as_one else 2
+    assert sorted(body["lora_path"] for body in engine.seen(CHATS)) == ["a"] * per_group + ["b"] * per_group
+    assert sorted(plugins.calls) == ["a", "a", "b", "b"]
+    if as_one:
+        with pytest.raises(RolloutError, match=r"UnnamedAdapter: .* names none of the adapters a, b"):
+            await asked("a", "b")
