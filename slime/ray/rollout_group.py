@@ -71,7 +71,7 @@ class RolloutGroup:
         self._watch.add("the rollout manager", self._manager)
         self._started = self._manager.start.remote()
         self._ready = False
-        self._to_check: list[tuple[Any, ...]] = []
+        self._to_check: dict[tuple[str, str | None], tuple[list[int], list[float]]] = {}
 
     def wait_ready(self) -> None:
         """Waits for engines and router, and learns the number of rollouts.
@@ -272,14 +272,15 @@ class RolloutGroup:
         Raises:
             PolicyMismatch: of an engine that answers with another policy.
         """
-        self._to_check.append((tokens, expected, adapter, policy))
+        # In the place of what older weights said, if engines were lost before they were asked.
+        self._to_check[policy, adapter] = tokens, expected
         if not self._needs_offload:
             self._check_policy()
 
     def _check_policy(self) -> None:
-        pending, self._to_check = self._to_check, []
-        for arguments in pending:
-            self._call("check_policy", *arguments)
+        pending, self._to_check = self._to_check, {}
+        for (policy, adapter), text in pending.items():
+            self._call("check_policy", *text, adapter, policy)
 
     def offload(self) -> None:
         if self._needs_offload:

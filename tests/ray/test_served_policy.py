@@ -13,6 +13,7 @@ from slime.config.served_models import ServedModelConfig, ServerGroupConfig
 from slime.ray import fleet as fleet_module
 from slime.ray import rollout_group
 from slime.ray.fleet import Fleet
+from slime.ray.losses import RolloutSideLost
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.served_policy import (
     BOUNDS,
@@ -222,7 +223,7 @@ def test_halves_of_engines_are_left_out_with_a_warning(fleet, caplog):
 def test_engines_that_gave_their_memory_away_are_asked_when_they_have_it_back(monkeypatch, shares):
     calls: list[str] = []
     group = RolloutGroup.__new__(RolloutGroup)
-    group._needs_offload, group._to_check, group._log = shares, [], MagicMock()
+    group._needs_offload, group._to_check, group._log = shares, {}, MagicMock()
     monkeypatch.setattr(
         rollout_group.RolloutGroup, "_call", lambda self, method, *arguments: calls.append(method)
     )
@@ -231,6 +232,29 @@ def test_engines_that_gave_their_memory_away_are_asked_when_they_have_it_back(mo
     group.onload_kv()
     group.onload_kv()
     assert calls == (["onload", "check_policy", "onload"] if shares else ["check_policy"])
+
+
+def test_engines_lost_before_they_were_asked_are_held_against_the_newest_weights(monkeypatch):
+    """The trainer may have gone back to a checkpoint by then."""
+    asked: list[tuple] = []
+    group = RolloutGroup.__new__(RolloutGroup)
+    group._needs_offload, group._to_check, group._log = True, {}, MagicMock()
+
+    def call(self, method, *arguments):
+        if not asked:
+            asked.append(())
+            raise RolloutSideLost("gone while it took its memory back")
+        asked.append((method, *arguments))
+
+    monkeypatch.setattr(rollout_group.RolloutGroup, "_call", call)
+    group.check_policy([1], [-1.0], "a")
+    with pytest.raises(RolloutSideLost):
+        group.onload_kv()
+    for name, expected in (("a", -2.0), ("b", -3.0)):
+        group.check_policy([1], [expected], name)
+    group.onload_kv()
+    checks = [arguments for method, *arguments in asked[1:] if method == "check_policy"]
+    assert checks == [[[1], [-2.0], "a", "default"], [[1], [-3.0], "b", "default"]]
 
 
 def test_every_format_has_a_bound():
