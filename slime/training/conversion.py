@@ -38,8 +38,7 @@ def samples_to_train_data(config: TrainingConfig, samples: list[Sample]) -> Roll
     else:
         batch = convert_samples_to_train_data(samples, *post_process_rewards(config, samples))
     if config.lora.named_adapters:
-        batch = {ADAPTER: _adapters(config.lora, samples), **batch}
-        _check_adapters(batch)
+        batch = _with_adapters(config.lora, samples, batch)
     _check_values(config, batch, path or config.rewards.custom_reward_post_process_path or "")
     try:
         if config.off_policy.use_rollout_routing_replay:
@@ -51,6 +50,27 @@ def samples_to_train_data(config: TrainingConfig, samples: list[Sample]) -> Roll
     return batch
 
 
+def _with_adapters(config: LoraConfig, samples: list[Sample], batch: RolloutBatch) -> RolloutBatch:
+    """The batch with the name of the adapter of each entry: the sample's, unless a conversion says it."""
+    if ADAPTER not in batch:
+        _require_entries_of(samples, batch)
+        batch = {**batch, ADAPTER: _adapters(config, samples)}
+    _check_adapters(config, batch)
+    return batch
+
+
+def _require_entries_of(samples: list[Sample], batch: RolloutBatch) -> None:
+    """Refuses entries of which it is not known which samples they were made of."""
+    count = len(batch["tokens"])
+    own = [sample.index for sample in samples]
+    found = batch.get("sample_indices")
+    if count != len(samples) or (found is not None and list(found) != own):
+        raise BatchError(
+            f"{count} entries of {len(samples)} samples, wanted {ADAPTER} among the fields, which names the "
+            "adapter of each entry, as they are not those samples in their order"
+        )
+
+
 def _adapters(config: LoraConfig, samples: list[Sample]) -> list[str | None]:
     """The name of each sample's adapter."""
     for sample in samples:
@@ -59,15 +79,18 @@ def _adapters(config: LoraConfig, samples: list[Sample]) -> list[str | None]:
     return [adapter_of(config, sample.metadata) for sample in samples]
 
 
-def _check_adapters(batch: RolloutBatch) -> None:
-    """Refuses a rollout of two adapters: its weight in the loss is one, and each adapter has its own mean."""
-    if len(batch[ADAPTER]) != len(batch["tokens"]):
-        raise BatchError(
-            f"{len(batch['tokens'])} entries of {len(batch[ADAPTER])} samples, wanted {ADAPTER} among the "
-            "fields, which names the adapter of each entry"
-        )
+def _check_adapters(config: LoraConfig, batch: RolloutBatch) -> None:
+    """Refuses other names, and a rollout of two adapters: its weight in the loss is one, and each adapter
+    has its own mean.
+    """
+    names = batch[ADAPTER]
+    if len(names) != len(batch["tokens"]):
+        raise BatchError(f"{ADAPTER}: {len(names)} entries for a batch of {len(batch['tokens'])} samples")
     owners: dict[Any, Any] = {}
-    for rollout_id, name in zip(batch["rollout_ids"], batch[ADAPTER], strict=True):
+    for rollout_id, name in zip(batch["rollout_ids"], names, strict=True):
+        if name not in config.named_adapters:
+            wanted = ", ".join(config.named_adapters)
+            raise BatchError(f"{ADAPTER}: {name!r} (wanted: one of --lora-adapters, {wanted})")
         if owners.setdefault(rollout_id, name) != name:
             raise BatchError(
                 f"rollout id {rollout_id}: has samples of the adapters {owners[rollout_id]} and {name}, "

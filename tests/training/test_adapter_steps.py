@@ -128,9 +128,17 @@ def test_samples_that_say_something_else_are_refused():
         samples_to_train_data(_several(), samples)
 
 
-def test_a_conversion_of_ones_own_that_makes_other_entries_names_their_adapters():
-    own = _several(custom_convert_samples_to_train_data_path=f"{__name__}.halved")
-    message = "2 entries of 4 samples, wanted adapter among the fields"
+@pytest.mark.parametrize(
+    ("conversion", "message"),
+    [
+        ("halved", "2 entries of 4 samples, wanted adapter among the fields"),
+        ("turned", "4 entries of 4 samples, wanted adapter among the fields"),
+        ("misnamed", "adapter: 'c' .wanted: one of --lora-adapters, a, b"),
+        ("too_few_names", "adapter: 1 entries for a batch of 4 samples"),
+    ],
+)
+def test_a_conversion_of_ones_own_that_makes_other_entries_names_their_adapters(conversion, message):
+    own = _several(custom_convert_samples_to_train_data_path=f"{__name__}.{conversion}")
     with pytest.raises(BatchError, match=message):
         samples_to_train_data(own, _samples("b", "b", "a", "a"))
 
@@ -139,3 +147,27 @@ def halved(args, samples: list[Sample]):
     """A conversion that leaves every other sample out and does not say whose the rest is."""
     plain = train_config(rollout_batch_size=1)
     return samples_to_train_data(plain, samples[::2])
+
+
+def turned(args, samples: list[Sample]):
+    """A conversion that changes the order."""
+    return samples_to_train_data(train_config(), samples[::-1])
+
+
+def misnamed(args, samples: list[Sample]):
+    return {**samples_to_train_data(train_config(), samples), "adapter": ["a", "a", "c", "c"]}
+
+
+def too_few_names(args, samples: list[Sample]):
+    return {**samples_to_train_data(train_config(), samples), "adapter": ["a"]}
+
+
+def test_a_conversion_of_ones_own_may_say_whose_its_entries_are():
+    own = _several(custom_convert_samples_to_train_data_path=f"{__name__}.turned_and_named")
+    batch = samples_to_train_data(own, _samples("b", "b", "a", "a"))
+    assert batch["adapter"] == ["a", "a", "b", "b"] and batch["sample_indices"] == [3, 2, 1, 0]
+
+
+def turned_and_named(args, samples: list[Sample]):
+    names = [sample.metadata["lora_adapter"] for sample in samples[::-1]]
+    return {**turned(args, samples), "adapter": names}
