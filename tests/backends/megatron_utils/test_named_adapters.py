@@ -113,8 +113,8 @@ def test_each_trains_as_it_would_alone(layout, checkpoint, rollouts, alone):
 
 
 def test_in_half_precision_each_has_float32_weights_of_its_own(checkpoint, rollouts):
-    """Bit for bit, as small steps show in those alone."""
-    half = dict(params_dtype=torch.bfloat16, bf16=True)
+    """Bit for bit, as small steps show in those alone; and the moments of each are reset."""
+    half = dict(params_dtype=torch.bfloat16, bf16=True, reset_optimizer_states=True)
     (together,) = run_ranks(_train, 1, trainer_args(checkpoint, **TOGETHER, **half), rollouts[:2])
     for name in NAMES:
         alone = _alone(checkpoint, rollouts, name, **half)
@@ -124,7 +124,8 @@ def test_in_half_precision_each_has_float32_weights_of_its_own(checkpoint, rollo
 
 
 def test_all_of_them_go_on_from_a_checkpoint_and_are_exported(checkpoint, rollouts, tmp_path):
-    """Bit for bit, with moments and schedules; and of another layout."""
+    """Bit for bit, with moments and schedules; and of another layout. One has not taken a step before."""
+    rollouts = [rollouts[2], *rollouts[:2]]
     flags = dict(TOGETHER, save=str(tmp_path / "save"), load=str(tmp_path / "save"))
     exports = str(tmp_path / "hf_{rollout_id}")
     through = run_ranks(_train, 1, trainer_args(checkpoint, **flags, save_hf=exports), rollouts, 0)[0]
