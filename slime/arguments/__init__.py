@@ -74,6 +74,7 @@ def _checked(
     from slime.arguments.core.mistakes import Mistakes
     from slime.arguments.core.parser import read_words
     from slime.arguments.core.run_args import forget
+    from slime.arguments.groups.policies import take_first_policy
     from slime.arguments.policies import further_policies, join_policies
 
     mistakes, told = Mistakes(), list[str]()
@@ -86,7 +87,8 @@ def _checked(
         forget(args, words.unknown)
         if words.unread:  # what else is missing may stand there
             mistakes.end()
-        others = {} if mistakes.messages else further_policies(args, told)
+        command_line = take_first_policy(args)
+        others = {} if mistakes.messages else further_policies(args, command_line, told)
         _derive_and_look(args, mistakes, told, show, refuse)
         for name, own in others.items():
             _look_at_policy(name, own, show)

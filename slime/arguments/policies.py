@@ -17,6 +17,7 @@ from slime.arguments.validate.checkpoint_files import marked_iteration, newest_o
 from slime.config.advantages import ESTIMATORS
 from slime.config.lora import LoraConfig
 from slime.config.run import filled
+from slime.utils.checkpoint_record import iterations
 
 Policies = Mapping[str, Namespace]
 _BESIDE = ("save", "load", "save_hf")
@@ -24,23 +25,28 @@ _PLACES = ("save", "save_hf", "save_debug_train_data", "update_weight_disk_dir")
 _VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model")
 
 
-def further_policies(args: Namespace, notes: list[str]) -> Policies:
+def further_policies(args: Namespace, command_line: Mapping[str, Any], notes: list[str]) -> Policies:
     """The flags of all policies but the first, before anything is derived; none where there is one model.
 
     All go on from the same iteration, the latest that is whole of each: a run may have been killed between
     their saves.
 
     Args:
+        args: of the first policy.
+        command_line: what `take_first_policy` returned.
         notes: what a user should be told of that is added.
     """
-    found = {name: _of_policy(args, name, own) for name, own in [*args.trained_policies.items()][1:]}
+    others = [*args.trained_policies.items()][1:]
+    found = {name: _of_policy(args, command_line, name, own) for name, own in others}
     if found:
         notes += _start_together([args, *found.values()])
     return found
 
 
-def _of_policy(args: Namespace, name: str, own: Mapping[str, Any]) -> Namespace:
-    values = {key: copy(v) if isinstance(v, list | dict) else v for key, v in vars(args).items()}
+def _of_policy(
+    args: Namespace, command_line: Mapping[str, Any], name: str, own: Mapping[str, Any]
+) -> Namespace:
+    values = {key: copy(v) if isinstance(v, list | dict) else v for key, v in command_line.items()}
     places = ((place, getattr(args, place)) for place in _BESIDE)
     beside = {place: str(Path(path) / "policies" / name) for place, path in places if path is not None}
     return copied(
@@ -55,7 +61,7 @@ def _start_together(policies: list[Namespace]) -> Iterator[str]:
     if first.ckpt_step is not None or set(marked) == {None}:
         return
     if None in marked:
-        if first.load == first.save:  # the run has ended before all had saved once
+        if _ended_at_first_save(policies):
             yield f"--load {first.load}: not every policy has a checkpoint there, all begin anew"
             for args in policies:
                 args.load = None
@@ -65,6 +71,12 @@ def _start_together(policies: list[Namespace]) -> Iterator[str]:
         yield f"--load {first.load}: iteration {step} is the latest that is whole of every policy"
         for args in policies:
             args.ckpt_step = step
+
+
+def _ended_at_first_save(policies: list[Namespace]) -> bool:
+    """Whether the run can only have been killed before all had saved once, so that nothing else is lost."""
+    own = all(args.load == args.save and not args.finetune for args in policies)
+    return own and all(len(iterations(Path(args.load))) < 2 for args in policies)
 
 
 def join_policies(args: Namespace, others: Policies) -> None:
@@ -106,7 +118,7 @@ def _bad_together(policies: Policies) -> Iterator[str]:
         if _starts_at(args) != _starts_at(first[1]):
             yield (
                 f"{name}: --load {args.load}: iteration {_starts_at(args)}, but {first[0]} goes on from "
-                f"{_starts_at(first[1])} (wanted: the same of both, or finetune: true)"
+                f"{_starts_at(first[1])} (wanted: the same of both, or finetune: true of both)"
             )
 
 

@@ -9,6 +9,7 @@ from slime.arguments import UsageError
 from slime.arguments.core.config_files import expand
 from slime.arguments.core.mistakes import Mistakes
 from slime.arguments.core.parser import read_words
+from slime.arguments.groups.policies import take_first_policy
 from slime.arguments.groups.run_files import SUPERVISED
 from slime.arguments.validate.checkpoint_files import CHECKPOINT_MARKER
 from slime.processes.restarts import Restarts
@@ -42,6 +43,7 @@ def supervise(words: Sequence[str]) -> int | None:
         mistakes.add(*expanded.mistakes)
         args = read_words(expanded.words, None, mistakes, [])
         mistakes.end()
+        take_first_policy(args)
     except UsageError:
         return None
     places = args.save, args.save and Path(args.save) / "critic", args.critic_save

@@ -67,7 +67,9 @@ class PolicySamples:
         if self.parallel_config is None:
             return
         if not samples:
-            raise RuntimeError(f"{origin} returned no sample, wanted some to train on")
+            name = self.config.policies.policy_name
+            whose = f" of policy {name}" if name else ""
+            raise RuntimeError(f"{origin} returned no sample{whose}, wanted some to train on")
         if not self.config.batches.custom_convert_samples_to_train_data_path:
             check_lengths(samples, self.config.model.vocab_size)
 

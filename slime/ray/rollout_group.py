@@ -205,6 +205,7 @@ class RolloutGroup:
         with self._log.phase("rollout_wait", rollout=rollout_id), _losses_named(self._state):
             found: Generated = wait_one(ref, f"rollout {rollout_id}", limit, self._watch.check)
         self._next_state = found.data_state
+        self._unsaved.pop(rollout_id, None)  # of one that was made before ranks were lost
         if found.unsaved is not None:
             self._unsaved[rollout_id] = found.unsaved
         self._log.spans("rollouts", found.spans)

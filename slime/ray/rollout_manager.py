@@ -284,7 +284,8 @@ class RolloutManager:
             books = None if several else self._data_source
             own, found = self._policies[name].to_train_shards(samples, books)
             if several:
-                found = of_policy(name, found | self._policies[name].metrics(samples))
+                # The reward of what is trained is told as the conversion has it.
+                found = of_policy(name, self._policies[name].metrics(samples) | found)
             shards += own
             metrics |= found
         return shards, metrics

@@ -115,6 +115,7 @@ def _actor(
                 placement.actor_of(policies, name),
                 PolicySide(rollout, name),
                 PolicyLog(log, name),
+                needs_offload=own.cluster.offload_train,
             )
             for name, own in policies.items()
         }

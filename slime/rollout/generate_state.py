@@ -90,8 +90,10 @@ class GenerateState(metaclass=SingletonMeta):
 
 
 def requests_at_once(config: GenerationConfig) -> int:
-    """``--sglang-server-concurrency`` of each engine."""
-    return config.router.sglang_server_concurrency * max(1, config.engines.rollout_num_engines)
+    """``--sglang-server-concurrency`` of each engine, of all policies."""
+    policies = config.policies.trained_policies.values()
+    engines = sum(own.rollout_num_engines for own in policies) or config.engines.rollout_num_engines
+    return config.router.sglang_server_concurrency * max(1, engines)
 
 
 def training_sampling_params(config: GenerationConfig) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from slime.arguments import validated_args
+from slime.arguments.config_record import record
 from slime.arguments.core.flag import option_string
 from slime.arguments.groups.policies import CONFIG_GROUP, REFUSED
 from slime.ray.policies import policy_configs
@@ -53,6 +54,18 @@ def test_each_has_what_the_file_says_of_it_and_else_what_the_flags_say(
     assert [model.name for model in rewriter.served_models] == ["rewriter"]
 
 
+def test_what_the_file_says_of_the_first_one_holds_for_no_other(several: Any) -> None:
+    words = several(
+        [{"name": "solver", "lr": 2e-6, "sglang_log_level": "info"}, {"name": "rewriter"}], lr=3e-6
+    )
+    solver, rewriter = validated_args(words).trained_policies.values()
+    assert (solver.lr, rewriter.lr) == (2e-6, 3e-6)
+    assert solver.sglang_log_level == "info" != rewriter.sglang_log_level
+    # Read back with the same file, the record means the same.
+    kept = yaml.safe_load(record(words)).values()
+    assert [float(group["lr"]) for group in kept if "lr" in group] == [3e-6]
+
+
 def test_what_a_run_learns_later_each_of_them_knows() -> None:
     each = {name: run_args(num_rollout=None, lr=lr) for name, lr in (("a", 0.1), ("b", 0.2))}
     config = config_with(trained_policies=each, num_rollout=7, sglang_api_key="key")
@@ -76,6 +89,10 @@ def test_what_a_run_learns_later_each_of_them_knows() -> None:
         ([*TWO[:1], {"name": "b", "rate": 1}], "b: rate is not a flag"),
         ([*TWO[:1], {"name": "b", "num_rollout": 9}], "b: num_rollout is of the run, not of a policy"),
         ([*TWO[:1], {"name": "b", "policies": "x"}], "b: policies is of the run, not of a policy"),
+        *(
+            ([*TWO[:1], {"name": "b", name: "1"}], f"b: {name} is of the run, not of a policy")
+            for name in ("sglang_config", "sglang_router_ip", "sglang_api_key", "sglang_server_concurrency")
+        ),
     ],
 )
 def test_a_bad_file_is_refused(several: Any, refusal: Any, policies: Any, message: str) -> None:
@@ -187,4 +204,23 @@ def test_policies_of_other_runs_that_would_start_apart_are_refused(
 ) -> None:
     _checkpoint(tmp_path / "other", 4)
     said = refusal(several(TWO, load=tmp_path / "other"))
-    assert "iteration None, but solver goes on from 4 (wanted: the same of both, or finetune: true)" in said
+    assert "None, but solver goes on from 4 (wanted: the same of both, or finetune: true of both)" in said
+
+
+@pytest.mark.parametrize(("saved", "own"), [(False, {}), (True, {"finetune": True})])
+def test_a_checkpoint_that_the_file_names_is_not_left_out(
+    several: Any, refusal: Any, tmp_path: Path, saved: bool, own: Any
+) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    for place in (other, *((run, run / "policies/rewriter") if saved else ())):
+        _checkpoint(place, 3)
+    policies = [TWO[0], {"name": "rewriter", "load": str(other), **own}]
+    assert f"rewriter: --load {other}: iteration" in refusal(
+        several(policies, load=run, save=run, save_interval=1)
+    )
+
+
+def test_a_longer_run_of_one_model_is_not_begun_anew(several: Any, refusal: Any, tmp_path: Path) -> None:
+    _checkpoint(tmp_path / "run", 1, 2)
+    said = refusal(several(TWO, load=tmp_path / "run", save=tmp_path / "run", save_interval=1))
+    assert "iteration None, but solver goes on from 2" in said

@@ -5,6 +5,7 @@ import sys
 from itertools import chain
 
 import pytest
+import yaml
 
 from slime.arguments import UsageError, validated_args
 from slime.cli import supervision
@@ -106,3 +107,16 @@ def test_a_program_that_starts_nothing_again_refuses_it(words):
     with pytest.raises(UsageError, match="wanted: slime train --supervise"):
         validated_args([*words(), *GOING_ON, "--supervise"])
     validated_args([*words(), *GOING_ON, "--supervise", "--check"])
+
+
+def test_a_run_of_several_policies_goes_on_where_the_first_one_saves(restarts, words, tmp_path):
+    first = {"name": "a", "save": "out", "load": "out"}
+    (tmp_path / "policies.yaml").write_text(yaml.safe_dump({"policies": [first, {"name": "b"}]}))
+    assert (
+        main(["train", *words(), "--policies", "policies.yaml", "--save-interval", "1", "--supervise"]) == 7
+    )
+    progress = restarts[0][2]
+    before = progress()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/latest_checkpointed_iteration.txt").write_text("0")
+    assert progress() != before

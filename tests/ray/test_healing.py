@@ -420,6 +420,15 @@ def test_a_rollout_has_an_answer_for_each_shard_and_tells_what_could_not_be_save
     assert pending.result() == ["shard 0", "shard 1"] and group._next_state == {"sample_offset": 8}
 
 
+def test_a_position_that_is_saved_the_second_time_is_saved(group: Any) -> None:
+    """Ranks were lost before the checkpoint, and the run went back."""
+    group._manager.generate.options.return_value.remote.return_value = "told"
+    for unsaved in ("no space", None):
+        group.answers["rollout 3"] = Generated({}, [], [], None, unsaved)
+        group.generate(3)
+    assert group.unsaved(3) is None
+
+
 def test_without_a_trainer_a_rollout_has_no_shards(group: Any) -> None:
     group.answers["rollout 0"] = Generated({}, [], [], None, None)
     assert list(group.generate(0)) == []

@@ -9,10 +9,11 @@ from slime.config.served_models import DEFAULT
 from slime.observability.policy_log import PolicyLog
 from slime.observability.run_log import RunLog
 from slime.observability.tracking import Tracker
+from slime.ray import setup
 from slime.ray.placement_group import Layout, Placement, Slots, placement_layout
 from slime.ray.policies import policy_configs
 from slime.ray.policy_groups import PolicyGroups
-from slime.ray.policy_samples import samples_of_policies
+from slime.ray.policy_samples import PolicySamples, samples_of_policies
 from slime.ray.policy_side import PolicySide
 from slime.ray.rollout_group import RolloutGroup
 from slime.rollout.base_types import RolloutError
@@ -67,6 +68,18 @@ def test_each_policy_is_asked_at_its_router() -> None:
         policy_url(config, Sample(policy="c"))
     with pytest.raises(RolloutError, match=r"policy is 'a' .wanted: none, without --policies"):
         policy_url(config_with(), Sample(policy="a"))
+
+
+def test_a_policy_without_a_sample_is_named() -> None:
+    own = PolicySamples(config_with(policy_name="b"))
+    own.check_batch("play", [])
+    own.parallel_config = {"dp_size": 1}
+    with pytest.raises(RuntimeError, match=r"^play returned no sample of policy b, wanted some to train on$"):
+        own.check_batch("play", [])
+    own = PolicySamples(config_with(policy_name=None))
+    own.parallel_config = {"dp_size": 1}
+    with pytest.raises(RuntimeError, match=r"^play returned no sample, wanted some to train on$"):
+        own.check_batch("play", [])
 
 
 class Group:
@@ -184,3 +197,12 @@ def test_metrics_say_whose_they_are_and_steps_are_each_policy_s_own() -> None:
     sent = {name: ended[f"perf/{name}update_weights_wire_bytes"] for name in ("", "a/", "b/")}
     assert sent == {"": 200, "a/": 100, "b/": 100}
     assert [log.trained_steps for log in logs] == [10, 1]
+
+
+def test_trainers_leave_their_gpus_as_the_flags_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+    monkeypatch.setattr(setup, "RayTrainGroup", lambda *_, needs_offload: made.append(needs_offload))
+    each = {name: run_args(offload_train=offloads) for name, offloads in (("a", True), ("b", False))}
+    config = config_with(trained_policies=each, offload_train=True)
+    setup._actor(config, MagicMock(), MagicMock(), RunLog(Tracker([])))
+    assert made == [True, False]

@@ -15,7 +15,7 @@ from slime.ray.rollout_manager import RolloutManager
 from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.rollout.ledger import Ledger
 from slime.utils.types import Sample
-from tests.run_args import config_with
+from tests.run_args import config_with, run_args
 
 seen: list[Namespace] = []
 
@@ -284,3 +284,16 @@ def test_none_does_where_nobody_asked_or_the_data_source_does_not_tell(
 ) -> None:
     flags |= {"data_source_path": f"{__name__}.{source}", "use_fault_tolerance": tolerant}
     assert RolloutManager(config_with(**flags), [], 0).data_state() is None  # type: ignore[arg-type]
+
+
+def test_of_several_policies_each_reward_is_the_one_of_the_conversion(flags: dict[str, Any]) -> None:
+    each = {name: run_args(policy_name=name) for name in ("a", "b")}
+    manager = RolloutManager(config_with(**flags, trained_policies=each), [], 0)  # type: ignore[arg-type]
+    for own in manager._policies.values():
+        own.to_train_shards = lambda *_: ([{}], {"rollout/raw_reward": 2.0})  # type: ignore[method-assign]
+        own.metrics = lambda _: {"rollout/raw_reward": 1.0, "rollout/n": 1}  # type: ignore[method-assign]
+    shards, metrics = manager._to_train_shards({"a": [], "b": []})
+    assert len(shards) == 2
+    assert metrics == {
+        f"rollout/{of}/{name}": value for of in "ab" for name, value in (("raw_reward", 2.0), ("n", 1))
+    }

@@ -35,6 +35,12 @@ def test_each_engine_has_its_share_of_requests(make_args, engines, requests):
     assert requests_at_once(config(args)) == requests
 
 
+def test_engines_of_all_policies_have_their_share(make_args):
+    each = {name: make_args(rollout_num_engines=engines) for name, engines in (("a", 1), ("b", 3))}
+    args = make_args(sglang_server_concurrency=4, rollout_num_engines=1, trained_policies=each)
+    assert requests_at_once(config(args)) == 16
+
+
 def test_seeds_follow_from_the_number_of_the_sample(make_args):
     flags, params = config(make_args(rollout_seed=42)).rollout, {"top_p": 1.0}
     seeds = [params_for_sample(flags, params, Sample(index=index)) for index in (None, 0, 7)]

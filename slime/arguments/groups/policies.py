@@ -6,13 +6,14 @@ policies:
   hf_checkpoint: /models/rewriter
   lr: 5e-6
 
-What the file says of the first one holds for the command line.
+The flags of the run are those of the first one.
 """
 
 import argparse
 import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from slime.arguments.groups import (
 )
 from slime.arguments.groups.custom_config import value_of
 from slime.config.policies import PoliciesConfig
+from slime.config.router import RouterConfig
 from slime.config.served_models import DEFAULT
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -49,6 +51,7 @@ OWN_FLAGS = frozenset(
     }
 )
 """Flags that a policy may have for itself: they are about its weights, its trainer and its engines."""
+_OF_THE_RUN = frozenset({"sglang_config", *(field.name for field in fields(RouterConfig))})
 REFUSED = {
     "colocate": "trainers and engines of several policies share no GPUs",
     "asynchronous": "the asynchronous loop trains one policy",
@@ -70,9 +73,7 @@ REFUSED = {
 def apply_policies(
     args: Namespace, specs: Mapping[str, Flag], actions: Sequence[argparse.Action]
 ) -> list[str]:
-    """Reads the file that ``args.policies`` names; what it says of the first policy is set on ``args``.
-
-    ``args.trained_policies`` has of each policy what the file says of it.
+    """Reads the file that ``args.policies`` names: ``args.trained_policies`` has what it says of each policy.
 
     Returns:
         No notes.
@@ -102,9 +103,15 @@ def apply_policies(
     if len(found) < 2:
         raise UsageError(f"{where}: one policy (wanted: two or more, or no --policies)")
     args.trained_policies, args.policy_name = found, next(iter(found))
-    for key, value in found[args.policy_name].items():
-        setattr(args, key, value)
     return []
+
+
+def take_first_policy(args: Namespace) -> dict[str, Any]:
+    """Sets what the file says of the first policy; returns the values of ``args`` before."""
+    before = dict(vars(args))
+    for key, value in args.trained_policies.get(args.policy_name, {}).items():
+        setattr(args, key, value)
+    return before
 
 
 def _entries(where: str, path: str) -> list[dict[str, Any]]:
@@ -133,9 +140,14 @@ def _name_of(where: str, entry: Mapping[str, Any], others: Mapping[str, Any]) ->
 def _value(where: str, key: str, value: Any, spec: Flag | None, option: argparse.Action | None) -> Any:
     if option is None:
         raise UsageError(f"{where}: {key} is not a flag")
-    if key not in OWN_FLAGS and not key.startswith("sglang_"):
+    if key not in OWN_FLAGS and not _is_of_engines(key):
         raise UsageError(f"{where}: {key} is of the run, not of a policy (wanted: on the command line)")
     return value_of(where, key, value, spec, option)
+
+
+def _is_of_engines(key: str) -> bool:
+    """Whether it is an option of the servers; those that only look so are about all routers of the run."""
+    return key.startswith("sglang_") and key not in _OF_THE_RUN
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
