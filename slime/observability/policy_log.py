@@ -1,9 +1,14 @@
 """The log of one of several policies that a run trains."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from slime.observability.run_log import RunLog
+from slime.observability.silent_steps import SilentSteps
+
+logger = logging.getLogger(__name__)
 
 
 def of_policy(policy: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,3 +37,22 @@ class PolicyLog(RunLog):
 
     def _train_row(self, number: int, metrics: Mapping[str, Any]) -> None:
         super()._train_row(number, of_policy(self._policy, metrics))
+
+
+class SilentStepsOfPolicy(SilentSteps):
+    """Looks at the rows of one policy, and says whose step goes wrong."""
+
+    def __init__(self, policy: str) -> None:
+        super().__init__(partial(logger.warning, "policy %s: %s", policy))
+        self._middle = f"/{policy}/"
+
+    def write(self, axis: str, step: int, metrics: Mapping[str, Any]) -> None:
+        parted = [(name.partition(self._middle), value) for name, value in metrics.items()]
+        own = {f"{axis}/{name}": v for (axis, _, name), v in parted if name and "/" not in axis}
+        if own:
+            super().write(axis, step, own)
+
+
+def silent_steps(policies: Iterable[str]) -> list[SilentSteps]:
+    """What looks at the optimizer steps of a run: of one model, or of each policy."""
+    return [SilentStepsOfPolicy(policy) for policy in policies] or [SilentSteps()]

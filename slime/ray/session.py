@@ -151,8 +151,8 @@ def _session(config: RunConfig, loop: Loop, keep_record: Callable[[], None]) -> 
 
 def _in_cluster(config: RunConfig, loop: Loop) -> None:
     from slime.observability.console import ConsoleSink
+    from slime.observability.policy_log import silent_steps
     from slime.observability.run_log import RunLog
-    from slime.observability.silent_steps import SilentSteps
     from slime.observability.spans import TraceFile
     from slime.observability.tracking import init_tracking
     from slime.ray.run_page import run_page
@@ -166,7 +166,8 @@ def _in_cluster(config: RunConfig, loop: Loop) -> None:
             with run_page(config), running_groups(config, log) as groups:
                 _warn_if_done(groups.config, groups.actor.start_rollout_id)
                 tracker.add(ConsoleSink(groups.config))
-                tracker.add(SilentSteps())
+                for watch in silent_steps(groups.config.policies.trained_policies):
+                    tracker.add(watch)
                 log.start_loop()
                 loop(groups.config, groups.actor, groups.critic, groups.rollout, log)
         finally:

@@ -6,7 +6,7 @@ from unittest.mock import MagicMock, call
 import pytest
 
 from slime.config.served_models import DEFAULT
-from slime.observability.policy_log import PolicyLog
+from slime.observability.policy_log import PolicyLog, silent_steps
 from slime.observability.run_log import RunLog
 from slime.observability.tracking import Tracker
 from slime.ray import setup
@@ -206,3 +206,20 @@ def test_trainers_leave_their_gpus_as_the_flags_say(monkeypatch: pytest.MonkeyPa
     config = config_with(trained_policies=each, offload_train=True)
     setup._actor(config, MagicMock(), MagicMock(), RunLog(Tracker([])))
     assert made == [True, False]
+
+
+def test_a_step_that_goes_wrong_is_told_with_its_policy(caplog: pytest.LogCaptureFixture) -> None:
+    tracker = Tracker([*silent_steps("ab")])
+    logs = [PolicyLog(RunLog(tracker), name) for name in "ab"]
+    for rollout in range(2):  # told once, though rows of the other policy come between
+        for log, gap in zip(logs, (0.01, 0.2), strict=True):
+            log.train(rollout, {"train": [{"train/train_rollout_logprob_abs_diff": gap}]})
+    (text,) = caplog.messages
+    assert text.startswith("policy b: step 1: trainer and engines are 0.2 nats per token apart")
+
+
+def test_steps_of_one_model_are_told_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    log = RunLog(Tracker([*silent_steps({})]))
+    log.train(0, {"train": [{"train/train_rollout_logprob_abs_diff": 0.2}]})
+    (text,) = caplog.messages
+    assert text.startswith("step 1: trainer and engines are 0.2")
