@@ -148,6 +148,7 @@ def test_an_adapter_that_is_not_there_is_refused(words, refusal, tmp_path):
     assert message.startswith(f"--lora-adapter-path {tmp_path / 'none'}: adapter_config.json cannot be read")
 
 
+TREE = "slime.router.middleware_hub.radix_tree_middleware.RadixTreeMiddleware"
 SEVERAL = {
     "lora_rank": 8,
     "no_lora_merge": True,
@@ -192,6 +193,10 @@ def test_several_adapters_have_names_and_their_samples_say_so(words, refusal, tw
             "--overlap-param-gather True: not with",
         ),
         ({"keep_old_actor": True}, "--keep-old-actor True: not with --lora-adapters a b"),
+        (
+            {"use_slime_router": True, "slime_router_middleware_paths": TREE},
+            f"--slime-router-middleware-paths {TREE}: not with --lora-adapters a b (it knows tokens",
+        ),
         ({"global_batch_size": 8, "n_samples_per_prompt": 16}, "--global-batch-size 8: not with --lora-ada"),
         (
             {"n_samples_per_prompt": 6, "global_batch_size": 24, "micro_batch_size": 4},

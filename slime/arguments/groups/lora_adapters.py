@@ -10,6 +10,7 @@ from slime.config.lora import LoraConfig
 from slime.config.run import filled
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_TREE = "RadixTreeMiddleware"
 _NOT_PER_ADAPTER = {
     "normalize_advantages": (False, "advantages are whitened over the samples of all adapters"),
     "lora_save_merged": (False, "a merged model has one of them"),
@@ -38,6 +39,10 @@ def contradictions_of_several(args: Namespace) -> Iterator[str]:
     for flag, (idle, why) in _NOT_PER_ADAPTER.items():
         if (found := getattr(args, flag, idle)) != idle:
             yield f"{option_string(flag)} {found}: not with {name} ({why})"
+    for path in args.slime_router_middleware_paths:
+        if path.rpartition(".")[2] == _TREE:
+            why = "it knows tokens and log-probs by their text, whichever adapter they are of"
+            yield f"--slime-router-middleware-paths {path}: not with {name} ({why})"
     for dataset in args.eval_datasets:
         overrides = dataset.metadata_overrides
         if args.lora_adapter_key in overrides and (reason := unnamed(filled(LoraConfig, args), overrides)):
