@@ -80,7 +80,7 @@ OTHER_END = {
     "backends/embedded_engine/grammar/compiler.py: _ask: self._worker.stdout.readline": "its own limit",
     "backends/embedded_engine/weight_groups.py: _meet: init_process_group": "its timeout",
     "backends/embedded_engine/weight_groups.py: _meet: member.result": "its timeout",
-    "backends/embedded_engine/weight_groups.py: receive: work.wait": "the group's",
+    "backends/embedded_engine/weight_groups.py: receive: works.pop(0).wait": "the group's",
     "backends/fsdp_utils/initialize.py: init: init_device_mesh": "bound_collectives",
     "backends/fsdp_utils/initialize.py: _parallel_context: init_device_mesh": "bound_collectives",
     "backends/megatron_utils/convert.py: _model: dist.init_process_group": "a group of one",

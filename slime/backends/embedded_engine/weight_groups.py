@@ -78,8 +78,12 @@ class WeightGroups:
                 raise
 
     def leave(self, name: str) -> None:
-        dist.destroy_process_group(self._ranks(name)[0])
+        """Closes the connections of all ranks; a broadcast that failed at one ends at the others so."""
+        ranks = self._ranks(name)
+        dist.destroy_process_group(ranks[0])
         del self._groups[name]  # nothing else knows of the other ranks
+        while ranks:
+            ranks.pop(0)  # in this order: they wait for what lower ones would have passed on
         self._kept.pop(name, None)
 
     def device(self, name: str) -> torch.device:
@@ -110,8 +114,11 @@ class WeightGroups:
             for group, tensors in zip(self._ranks(name), ranks, strict=True)
             for tensor in tensors
         ]
-        for work in works:
-            work.wait()
+        try:
+            while works:
+                works.pop(0).wait()
+        finally:
+            works.clear()  # the traceback of a failure would keep them, and they the group's connections
 
     def _ranks(self, name: str) -> list[dist.ProcessGroup]:
         if name not in self._groups:

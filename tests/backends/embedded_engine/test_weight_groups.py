@@ -111,6 +111,22 @@ def test_memory_of_the_host_is_kept_for_the_next_bucket(asked, monkeypatch, devi
     assert groups._kept == {}
 
 
+def test_a_group_whose_trainer_went_away_within_a_broadcast_is_left_at_once(unused_tcp_port, monkeypatch):
+    """The third rank gets what the first one passes on."""
+    timeout = timedelta(seconds=120)
+    monkeypatch.setattr(weight_groups, "_TIMEOUT", timeout)
+    groups = WeightGroups(CPU, tp_size=3)
+    with ThreadPoolExecutor(2) as pool:
+        trainer = pool.submit(join_again, f"tcp://127.0.0.1:{unused_tcp_port}", 4, 0, "left", timeout)
+        groups.join("127.0.0.1", unused_tcp_port, 1, 4, "left", "gloo")
+        trainer.result()
+        received = pool.submit(groups.receive, "left", [[torch.zeros(3)] for _ in range(3)])
+        del trainer
+        with pytest.raises(RuntimeError, match=r"(?i)connection"):
+            received.result(60)
+        pool.submit(groups.leave, "left").result(60)
+
+
 def test_a_group_is_left_by_all_ranks_where_one_of_them_cannot_join(asked, monkeypatch):
     def gone(*arguments):
         raise RuntimeError("the trainer is gone")
