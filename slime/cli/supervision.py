@@ -7,6 +7,7 @@ from pathlib import Path
 
 from slime.arguments import UsageError
 from slime.arguments.core.config_files import expand
+from slime.arguments.core.flag import option_string
 from slime.arguments.core.mistakes import Mistakes
 from slime.arguments.core.parser import read_words
 from slime.arguments.groups.policies import take_first_policy
@@ -36,16 +37,18 @@ def supervise(words: Sequence[str]) -> int | None:
     expanded, mistakes = expand(words), Mistakes()
     given = {word.partition("=")[0] for word in expanded.words}
     if refusal := _refusal(given):
-        print(f"error: {refusal}", file=sys.stderr)
-        return 2
+        return _refused(refusal)
     os.environ[SUPERVISED] = str(os.getpid())
     try:  # the run checks them; here users' code would be imported to stay, with what it takes of a GPU
         mistakes.add(*expanded.mistakes)
         args = read_words(expanded.words, None, mistakes, [])
         mistakes.end()
-        take_first_policy(args)
     except UsageError:
         return None
+    for name, own in args.trained_policies.items():
+        if refusal := _refusal(given | {option_string(key) for key, value in own.items() if value is True}):
+            return _refused(f"--policies {args.policies}: {name}: {refusal}")
+    take_first_policy(args)
     places = args.save, args.save and Path(args.save) / "critic", args.critic_save
     markers = [Path(place) / CHECKPOINT_MARKER for place in places if place]
     command = [sys.executable, "-m", "slime.cli", "train", *words]
@@ -53,6 +56,11 @@ def supervise(words: Sequence[str]) -> int | None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     progress = lambda: [marker.stat().st_mtime_ns if marker.is_file() else 0 for marker in markers]
     return Restarts(command, environment, progress, args.max_restarts).run()
+
+
+def _refused(reason: str) -> int:
+    print(f"error: {reason}", file=sys.stderr)
+    return 2
 
 
 def _refusal(given: Collection[str]) -> str | None:

@@ -120,3 +120,11 @@ def test_a_run_of_several_policies_goes_on_where_the_first_one_saves(restarts, w
     (tmp_path / "out").mkdir()
     (tmp_path / "out/latest_checkpointed_iteration.txt").write_text("0")
     assert progress() != before
+
+
+def test_a_policy_that_would_begin_anew_each_time_is_refused(restarts, words, tmp_path, capsys):
+    policies = [{"name": "a"}, {"name": "b", "finetune": True}]
+    (tmp_path / "policies.yaml").write_text(yaml.safe_dump({"policies": policies}))
+    assert main(["train", *words(), *GOING_ON, "--policies", "policies.yaml", "--supervise"]) == 2
+    assert "policies.yaml: b: --finetune: would begin there after each" in capsys.readouterr().err
+    assert restarts == []
