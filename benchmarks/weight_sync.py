@@ -1,11 +1,13 @@
-"""Bytes per second of both weight-sync transports, against a plain copy of the same tensors in memory.
+"""Bytes per second of weight-sync transports, against a plain copy and what their paths carry at most.
 
     python benchmarks/weight_sync.py [--sizes 10M 100M] [--repeats 5] [--output FILE]
 
 One trainer process (this one, megatron-core, float32) and one embedded engine, as in a run. A sync is timed
 from pause to continue, HTTP included; the plain copy moves every parameter once into tensors that exist
-already. Everything happens in one run, in turns, so that the ratios do not depend on the machine's mood. CPU
-seconds are those of trainer and engine together.
+already. The floor of a transport is what its path takes without us: by handle two such copies, into the flat
+tensor and out of it; over the process group a broadcast of the same buckets by gloo alone, to another process
+that receives them in the same memory each time. Everything happens in one run, in turns, so that
+the ratios do not depend on the machine's mood. CPU seconds are those of trainer and engine together.
 """
 
 import argparse
@@ -19,9 +21,9 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -125,6 +127,40 @@ def plain_copy(model: Sequence[torch.nn.Module]) -> Callable[[], None]:
     return copy
 
 
+def gloo_alone(sizes: Sequence[int]) -> tuple[subprocess.Popen[bytes], Callable[[], None]]:
+    """A process that receives buckets of these sizes, and what broadcasts them to it."""
+    import torch.distributed as dist
+
+    from slime.utils.distributed_utils import init_process_group
+
+    url = f"tcp://127.0.0.1:{free_port()}"
+    receiver = subprocess.Popen([sys.executable, __file__, "--receive", url, *map(str, sizes)], cwd=ROOT)
+    group = init_process_group("gloo", url, 2, 0, f"floor of {sum(sizes)}", timedelta(seconds=120))
+    memory = torch.ones(max(sizes), dtype=torch.uint8)
+
+    def send() -> None:
+        for size in sizes:
+            dist.broadcast(memory[:size], src=0, group=group)
+        dist.barrier(group=group)
+
+    return receiver, send
+
+
+def receive(url: str, sizes: Sequence[int]) -> NoReturn:
+    """Receives buckets of these sizes, again and again."""
+    import torch.distributed as dist
+
+    from slime.utils.distributed_utils import init_process_group
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # as an engine has
+    group = init_process_group("gloo", url, 2, 1, f"floor of {sum(sizes)}")
+    memory = torch.empty(max(sizes), dtype=torch.uint8)
+    while True:
+        for size in sizes:
+            dist.broadcast(memory[:size], src=0, group=group)
+        dist.barrier(group=group)
+
+
 def measure(
     actions: dict[str, Callable[[], Any]], repeats: int, engine: psutil.Process
 ) -> dict[str, dict[str, float]]:
@@ -161,6 +197,9 @@ def run(size: str, repeats: int, directory: Path) -> dict[str, Any]:
     make_checkpoint(checkpoint, size)
     args = make_args(checkpoint)
     model = load_model(args)
+    total = sum(param.nbytes for chunk in model for param in chunk.parameters())
+    full, rest = divmod(total, BUCKET_BYTES)
+    receiver, send = gloo_alone([BUCKET_BYTES] * full + [rest] * bool(rest))
     process, url = start_engine(checkpoint)
     try:
         weights = HfWeights(args, model)
@@ -170,6 +209,7 @@ def run(size: str, repeats: int, directory: Path) -> dict[str, Any]:
         broadcast = WeightUpdate(config, weights, [BroadcastTransport(config)])
         broadcast.connect([EngineEndpoint(url, None, 1, None)])
         actions = {
+            "gloo_alone": send,
             "plain_copy": plain_copy(model),
             "tensor": lambda: handle.run(1),
             "distributed": lambda: broadcast.run(1),
@@ -177,12 +217,14 @@ def run(size: str, repeats: int, directory: Path) -> dict[str, Any]:
         rows = measure(actions, repeats, psutil.Process(process.pid))
         broadcast.disconnect()
     finally:
-        process.kill()
-        process.wait()
-    total = sum(param.nbytes for chunk in model for param in chunk.parameters())
+        for one in (process, receiver):
+            one.kill()
+            one.wait()
     for row in rows.values():
         row["bytes_per_s"] = total / row["wall_s"]
         row["share_of_plain_copy"] = rows["plain_copy"]["wall_s"] / row["wall_s"]
+    rows["tensor"]["share_of_floor"] = 2 * rows["tensor"]["share_of_plain_copy"]
+    rows["distributed"]["share_of_floor"] = rows["gloo_alone"]["wall_s"] / rows["distributed"]["wall_s"]
     return {"bytes": total, **rows}
 
 
@@ -191,8 +233,11 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["10M", "100M"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--receive", nargs="+", help=argparse.SUPPRESS)  # what `gloo_alone` starts
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.receive:
+        receive(options.receive[0], [*map(int, options.receive[1:])])
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
     os.environ["MASTER_PORT"] = str(free_port())
     with tempfile.TemporaryDirectory() as directory:
@@ -207,11 +252,12 @@ def main() -> None:
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(report, indent=2) + "\n")
     for size, result in results.items():
-        for name in ("plain_copy", "tensor", "distributed"):
+        for name in ("plain_copy", "tensor", "gloo_alone", "distributed"):
             row = result[name]
             print(
                 f"{size:>5} {name:<12} {row['bytes_per_s'] / 1e9:6.2f} GB/s  {row['wall_s'] * 1e3:8.1f} ms "
                 f"({row['cpu_s'] * 1e3:.0f} ms CPU), {row['share_of_plain_copy']:.2f} of a plain copy"
+                + (f", {row['share_of_floor']:.2f} of its floor" if "share_of_floor" in row else "")
             )
 
 
