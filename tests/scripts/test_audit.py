@@ -27,10 +27,11 @@ def program(path: Path, text: str) -> None:
     [
         ([LOOKED_UP, UNKNOWN], "none", 0),
         ([LOOKED_UP], "--allow-only", 1),
+        ([LOOKED_UP], "--fail-on", 1),
         ([LOOKED_UP], "--require-hashes", 1),
         ([UNKNOWN], "none", 1),
     ],
-    ids=["all is well", "a licence", "a weakness", "nothing was looked up"],
+    ids=["all is well", "a licence", "one of several licences", "a weakness", "nothing was looked up"],
 )
 def test_it_fails_for(tmp_path: Path, packages: list[Any], failing: str, status: int) -> None:
     found = tmp_path / "found.json"

@@ -151,7 +151,8 @@ def test_weights_reach_a_gpu_by_every_way(gpu, qwen3, tmp_path, monkeypatch) -> 
     given.save_pretrained(tmp_path)
     updater, named = server.updater, [(n, t.detach()) for n, t in given.named_parameters()]
 
-    def receive(name, tensors) -> None:
+    def receive(name, ranks) -> None:
+        (tensors,) = ranks
         for tensor, (_, sent) in zip(tensors, named, strict=True):
             assert tensor.device == updater.groups.device(name)
             tensor.copy_(sent)
