@@ -18,6 +18,7 @@ from slime.arguments.core.errors import UsageError
 from slime.arguments.core.mistakes import Mistakes
 from slime.arguments.core.parser import read_words
 from slime.cli.main import COMMANDS
+from slime_plugins.training_service.__main__ import own_parser
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -41,6 +42,8 @@ PROGRAMS = (
     "git",
     "torchrun",
 )
+SERVICE = "slime_plugins.training_service"
+"""A program that takes the flags of a run beside its own."""
 SHELL = ("cd", "mkdir", "export", ".", "source")
 """Words of the shell alone."""
 NOT_HERE = {
@@ -157,6 +160,8 @@ def _fault_of_python(words: list[str]) -> str | None:
     path, *rest = words
     if path == "-m":
         module, *rest = rest
+        if module == SERVICE:
+            return _fault_of_flags(own_parser().parse_known_args(rest)[1])
         found = find_spec(module) is not None
         return _fault_of_options(rest, lambda: _help("-m", module)) if found else f"{module}: no module"
     if not (ROOT / path).is_file():

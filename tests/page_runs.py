@@ -30,6 +30,7 @@ PRINTED = {
     "slime dashboard": "tests/cli/test_dashboard.py",
     "slime resume": "tests/cli/test_run_dirs.py",
     "python -m slime_plugins.rollout_buffer.buffer": "tests/slime_plugins/test_rollout_buffer.py",
+    "python -m slime_plugins.training_service": "tests/e2e/test_training_service.py",
     "python -m slime.environments.verifiers_host": "tests/rollout/test_verifiers_episodes.py",
     "python tools/convert_hf_to_torch_dist.py": "tests/tools/test_convert.py",
     "python tools/convert_torch_dist_to_hf.py": "tests/tools/test_convert.py",

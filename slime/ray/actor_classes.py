@@ -37,13 +37,14 @@ RolloutManager = _late(
             "weights_updated",
         ),
         *("check_policy", "data_state", "engine_processes", "probe_tokens", "process_location", "restore"),
+        "router_url",
     ],
 )
 TrainRayActor = _late(
     "slime.ray.train_worker.TrainRayActor",
     [
         *("address_and_free_port", "connect_rollout_engines", "follow_engines", "go_on", "init"),
-        "offload_training_state",
+        *("offload_training_state", "serve_tenants", "tenant"),
         *("parallel_config", "save_model", "sleep", "take_spans", "text_log_probs", "train"),
         *("trained_steps", "update_weights", "wake_up", "process_location"),
     ],

@@ -258,6 +258,10 @@ class RolloutGroup:
         self._call("weights_updated", version, policy)
         self._find_engines()
 
+    def router_url(self) -> str:
+        """Where engines are asked, once they serve."""
+        return self._call("router_url")
+
     def probe_tokens(self, policy: str = DEFAULT) -> list[int]:
         """The text by which the served policy is judged."""
         return self._call("probe_tokens", policy)

@@ -29,6 +29,7 @@ from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, 
 from slime.rollout.checks import check_samples
 from slime.rollout.data_source import rollouts_of_run, rollouts_per_epoch
 from slime.rollout.data_state import DataState, state_now
+from slime.rollout.generation import get_model_url
 from slime.training.conversion import flatten_samples, in_order
 from slime.training.rewards import name_groups
 from slime.utils.http_utils import init_http_client, share_key_with
@@ -81,6 +82,10 @@ class RolloutManager:
             init_http_client(self._config.flat, adapters=served)
             self._share_key()
         reached("engines ready")
+
+    def router_url(self) -> str:
+        """The router of the first model."""
+        return get_model_url(self._config.router, endpoint="")
 
     def num_rollout_per_epoch(self) -> int | None:
         return rollouts_per_epoch(self._config, self._data_source)

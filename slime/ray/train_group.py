@@ -38,7 +38,6 @@ _NO_ANSWER = "no answer"  # of an engine, by `EngineError` and transports
 # What a run that began with fresh weights says otherwise: its optimizer and noise are in the checkpoint now.
 _RESUMES = {"finetune": False, "no_load_optim": False, "no_load_rng": False}
 
-
 Engines = tuple[list[EngineEndpoint], int]
 """Where they serve, and a number that changes when one of them was replaced."""
 
@@ -135,7 +134,7 @@ class RayTrainGroup:
             start = self._first_rollout(f"building the model again from {load}")
             if start is None:
                 return 0
-            self._call_all("going on from the version of the engines", "go_on", self._version, self._torn)
+            self.call_all("going on from the version of the engines", "go_on", self._version, self._torn)
             steps = self._steps_of_checkpoint()
         if steps is not None:
             self._log.go_back_to(steps)
@@ -191,30 +190,30 @@ class RayTrainGroup:
         """
         with self._log.phase("save_model", role=self._role, rollout=rollout_id):
             what, steps = f"saving rollout {rollout_id}", self._log.trained_steps
-            of_ranks = self._call_all(what, "save_model", rollout_id, force_sync, steps)
+            of_ranks = self.call_all(what, "save_model", rollout_id, force_sync, steps)
         outcomes = of_ranks[0] if of_ranks else []
         if failed := len(outcomes) - outcomes.count(None):
             self._log.count("failed_saves", failed)
         return outcomes
 
-    def update_weights(self) -> None:
-        """Gives every engine the current weights, reconnecting first if the engines have changed."""
+    def update_weights(self, adapters: Sequence[str] | None = None) -> None:
+        """Gives every engine the current weights, of all adapters or those named, to new engines too."""
         if self._has_engines():
             with self._log.phase("update_weights"):
-                self._update_weights()
+                self._update_weights(adapters or self._config.lora.named_adapters)
         reached("first weights sent")
         phases.reached("the run begins")
 
     def follow_engines(self) -> None:
         """Takes the weights that the engines have for those that made the next rollout: it is repeated."""
         if self._config.off_policy.keep_old_actor:
-            self._call_all("taking the engines' weights for the old actor's", "follow_engines")
+            self.call_all("taking the engines' weights for the old actor's", "follow_engines")
 
     def _has_engines(self) -> bool:
         """Whether there are a trainer and engines at all; without, a step says nothing of weight updates."""
         return bool(self._actors) and not self._config.debug.debug_train_only
 
-    def _update_weights(self) -> None:
+    def _update_weights(self, adapters: Sequence[str]) -> None:
         engines = self._rollout.updatable_engines()
         if not engines[0]:
             return
@@ -225,7 +224,7 @@ class RayTrainGroup:
             except ray.exceptions.RayTaskError as error:
                 engines = self._engines_after(error, engines, attempt - 1)
         self._rollout.weights_updated(version)
-        self._prove_policy()
+        self._prove_policy(adapters)
 
     def _engines_after(self, error: ray.exceptions.RayTaskError, engines: Engines, left: int) -> Engines:
         """The engines to begin a failed update again with: one of them has died or hung, or was slow.
@@ -246,7 +245,7 @@ class RayTrainGroup:
         logger.warning("the weight update begins again: %s", told)
         return found
 
-    def _prove_policy(self) -> None:
+    def _prove_policy(self, adapters: Sequence[str]) -> None:
         """Holds the engines' log-probs of a text against the trainer's, once or after each update.
 
         Adapters add nothing at first, so that they are not proven by the first one.
@@ -256,8 +255,8 @@ class RayTrainGroup:
         if not sync.check_served_policy or (self._proven and not again):
             return
         self._proven, tokens = True, self._rollout.probe_tokens()
-        for whose in [[name] for name in self._config.lora.named_adapters] or [[]]:
-            found = self._call_all("log-probs of a prompt", "text_log_probs", tokens, *whose)
+        for whose in [[name] for name in adapters] or [[]]:
+            found = self.call_all("log-probs of a prompt", "text_log_probs", tokens, *whose)
             self._rollout.check_policy(tokens, next(values for values in found if values is not None), *whose)
 
     def _send_weights(self, engines: Engines) -> int:
@@ -265,9 +264,9 @@ class RayTrainGroup:
         if engines != self._connected:
             # Nothing counts as connected until an update has succeeded.
             self._connected = ([], 0)
-            self._call_all("connecting trainer and engines", "connect_rollout_engines", engines[0])
+            self.call_all("connecting trainer and engines", "connect_rollout_engines", engines[0])
         self._torn = True
-        outcomes = self._call_all("updating the weights", "update_weights")
+        outcomes = self.call_all("updating the weights", "update_weights")
         self._connected = engines
         report = of_all_ranks(report for _, report in outcomes)
         self._log.count("update_weights_wire_bytes", report.sent)
@@ -285,18 +284,18 @@ class RayTrainGroup:
     def onload(self) -> None:
         if self._needs_offload:
             with self._log.phase("wake_up", role=self._role):
-                self._call_all("loading the trainer back", "wake_up")
+                self.call_all("loading the trainer back", "wake_up")
 
     def offload_training_state(self) -> None:
         """Makes room for the weights of the engines; a weight update needs no more than the trainer's own."""
         if self._needs_offload:
             with self._log.phase("sleep", role=self._role):
-                self._call_all("offloading the optimizer", "offload_training_state")
+                self.call_all("offloading the optimizer", "offload_training_state")
 
     def offload(self) -> None:
         if self._needs_offload:
             with self._log.phase("sleep", role=self._role):
-                self._call_all("offloading the trainer", "sleep")
+                self.call_all("offloading the trainer", "sleep")
 
     def shutdown(self) -> None:
         self._take_spans()
@@ -331,7 +330,8 @@ class RayTrainGroup:
         ((address, port),) = self._gather(found, "start of the processes", self._start_timeout)
         return [actor.init.remote(address, port) for actor in self._actors]
 
-    def _call_all(self, what: str, method: str, *arguments: Any) -> list[Any]:
+    def call_all(self, what: str, method: str, *arguments: Any) -> list[Any]:
+        """What each rank's method returns; ``what`` it is for is in the message if one fails."""
         return self._gather([getattr(actor, method).remote(*arguments) for actor in self._actors], what)
 
     def _gather(self, refs: list[ray.ObjectRef], what: str, seconds: float | None = None) -> list[Any]:

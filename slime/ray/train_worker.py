@@ -4,6 +4,7 @@ import gc
 import os
 from argparse import Namespace
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import ray
@@ -32,6 +33,7 @@ from slime.training.probe import text_log_probs
 from slime.training.roles import ACTOR, ROLES
 from slime.training.save_attempts import Outcome
 from slime.training.staleness import staleness_metrics
+from slime.training.tenants import Tenants
 from slime.training.trainer import Trained, Trainer
 from slime.training.versions import OLD_ACTOR, REFERENCE, ROLLOUT_ACTOR, TEACHER, TRAINED
 from slime.training.weights import ADAPTER, BASE
@@ -57,6 +59,7 @@ class TrainWorker:
         self._update: WeightUpdate | None = None
         self._trained_since_update = False
         self._takes_over = False
+        self._tenants: Tenants | None = None
 
     def start(self) -> int:
         """Builds and loads the model.
@@ -183,12 +186,22 @@ class TrainWorker:
             served = self._config.engines.synced_checkpoint
             lora, weights = self._config.lora, self.backend.weights
             named = dict(zip(lora.served_adapters, lora.each_adapter, strict=lora.serves_adapter))
-            beside = [AdapterWeights(weights(ADAPTER, own), lora, name) for name, own in named.items()]
+            of_adapter = self._tenants.sent if self._tenants else partial(weights, ADAPTER)
+            beside = [AdapterWeights(of_adapter(own), lora, name) for name, own in named.items()]
             whole, spans = weights(BASE) if beside else weights(), self._timer.spans
             self._update = WeightUpdate(self._config, whole, served=served, spans=spans, adapters=beside)
             if self._takes_over:
                 self._update.take_over()
         self._update.connect(endpoints)
+
+    def serve_tenants(self) -> None:
+        """Before the first `connect_rollout_engines`: adapters train and are sent each when that is asked."""
+        self._tenants = Tenants(self._config, self.backend, self._config.cluster.rank)
+
+    def tenant(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of `slime.training.tenants.Tenants`."""
+        self.backend.memory.require_all(method)
+        return getattr(self._tenants, method)(*arguments)
 
     def go_on(self, version: int, torn: bool) -> None:
         """Takes the place of ranks that were lost: versions of the weights go on from theirs.

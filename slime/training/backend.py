@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -49,6 +49,35 @@ class Memory(Protocol):
     def require_weights(self, what: str) -> None: ...
 
 
+class Adam(NamedTuple):
+    """What an optimizer step of a tenant is taken with; a ``grad_clip_norm`` of 0 clips nothing."""
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+
+class TenantSteps(Protocol):
+    """Gradients and steps of the adapter that is selected; collective over all ranks."""
+
+    def accumulate(
+        self, data: DataIterator, keys: Sequence[str], loss: LossFunction, num_microbatches: int
+    ) -> None:
+        """Adds the gradients of the sum of the losses of all micro-batches to those since the last step."""
+
+    def apply(self, adam: Adam) -> bool:
+        """Takes a step with these gradients, which are forgotten; False if they were not finite."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Copies what the adapter has of its own on this rank: weights and optimizer state."""
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Goes on from a `snapshot` of this layout, without gradients."""
+
+
 class TrainBackend(Protocol):
     """A model with its optimizer. Methods are collective over the ranks of the role.
 
@@ -83,6 +112,13 @@ class TrainBackend(Protocol):
 
         Raises:
             ValueError: this trainer has no adapter of that name.
+        """
+
+    def tenant_steps(self) -> TenantSteps:
+        """How adapters train whose gradients are asked for one by one.
+
+        Raises:
+            ValueError: this trainer has no named adapters.
         """
 
     def forward(self, batch: RolloutBatch, data: DataIterator, head: Head, prefix: str) -> Outputs:

@@ -245,7 +245,7 @@ def test_a_step_says_what_its_weight_updates_took(started, monkeypatch):
     endpoint = EngineEndpoint("http://127.0.0.1:1", None, 1, 0)
     group._rollout.updatable_engines.return_value = [endpoint], 0
     ranks = [(1, SyncReport(3 * 10**9, 2.0, 2.5, floor=0.5)), (1, SyncReport(10**9, 1.0, 0.0))]
-    monkeypatch.setattr(group, "_call_all", lambda what, name, *args: ranks)
+    monkeypatch.setattr(group, "call_all", lambda what, name, *args: ranks)
     for _ in range(2):
         group.update_weights()
     found = []

@@ -402,6 +402,7 @@ def test_versions_go_on_above_those_of_ranks_that_were_lost(monkeypatch, torn, w
     worker = TrainWorker.__new__(TrainWorker)
     worker._config = config_with(synced_checkpoint=None)
     worker._timer, worker.backend, worker._update, worker._weight_version = Timer(), MagicMock(), None, 5
+    worker._tenants = None
     worker.go_on(7, torn)
     worker.connect_rollout_engines([])
     assert worker.update_weights() == (wanted, 0)

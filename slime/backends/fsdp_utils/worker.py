@@ -28,7 +28,7 @@ from slime.backends.fsdp_utils.optimizer import build_optimizer, local, paramete
 from slime.backends.fsdp_utils.step import TrainState, forward_only, train_one_step
 from slime.config.run import run_config
 from slime.training.adapter_export import save_peft
-from slime.training.backend import Head, Outputs, Start
+from slime.training.backend import Head, Outputs, Start, TenantSteps
 from slime.training.checkpoint_dir import MARKER, find_checkpoint, saved_version
 from slime.training.finite import require_finite
 from slime.training.hf_export import ExportBase, save_hf_model_to_path
@@ -121,6 +121,9 @@ class FSDPBackend:
 
     def select(self, adapter: str) -> None:
         raise ValueError(f"adapter {adapter!r}: has no name here (wanted: --train-backend megatron)")
+
+    def tenant_steps(self) -> TenantSteps:
+        raise ValueError("tenants: this trainer has no named adapters (wanted: --train-backend megatron)")
 
     def forward(self, batch: RolloutBatch, data: DataIterator, head: Head, prefix: str) -> Outputs:
         count = sum(batch["num_microbatches"])

@@ -22,15 +22,15 @@ class _Tensors:
     """Values of some tensors by adapter, one of which is in the tensors themselves."""
 
     def __init__(self, names: Sequence[str], tensors: Iterable[torch.Tensor]) -> None:
-        self._tensors, self.live = list(tensors), names[0]
-        self.others = {name: [tensor.detach().clone() for tensor in self._tensors] for name in names[1:]}
+        self.tensors, self.live = list(tensors), names[0]
+        self.others = {name: [tensor.detach().clone() for tensor in self.tensors] for name in names[1:]}
 
     @torch.no_grad()
     def select(self, name: str) -> None:
         if name == self.live:
             return
         values = self.others.pop(name)
-        for tensor, value in zip(self._tensors, values, strict=True):
+        for tensor, value in zip(self.tensors, values, strict=True):
             before = tensor.clone()
             tensor.copy_(value)
             value.copy_(before)
@@ -125,6 +125,43 @@ class NamedAdapters:
         groups = [[_settings(group) for group in part.optimizer.param_groups] for part in self._parts]
         return _Progress([defaultdict(dict) for _ in self._parts], groups, self._scheduler.num_steps)
 
+    def snapshot(self) -> dict[str, Any]:
+        """Copies to the host what the adapter in place has of its own on this rank, as plain values."""
+        return {
+            "weights": [_on_host(tensor) for tensor in self._weights.tensors],
+            "masters": [_on_host(tensor) for tensor in self._masters.tensors],
+            "moments": [
+                [[_copied(states.get(param, {})) for param in group["params"]] for group in groups]
+                for states, groups in self._groups()
+            ],
+            "groups": [[_settings(group) for group in groups] for _, groups in self._groups()],
+        }
+
+    @torch.no_grad()
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Gives the adapter in place, optimizer included, what a `snapshot` holds.
+
+        Raises:
+            ValueError: it is of other shapes.
+        """
+        for tensors, key in (self._weights.tensors, "weights"), (self._masters.tensors, "masters"):
+            wanted, found = ([list(value.shape) for value in values] for values in (tensors, snapshot[key]))
+            if found != wanted:
+                raise ValueError(f"state: {key} of shapes {found[:3]}... (wanted: {wanted[:3]}...)")
+        for tensors, key in (self._weights.tensors, "weights"), (self._masters.tensors, "masters"):
+            for tensor, value in zip(tensors, snapshot[key], strict=True):
+                tensor.copy_(value)
+        for (kept, groups), moments, settings in zip(
+            self._groups(), snapshot["moments"], snapshot["groups"], strict=True
+        ):
+            for group, states, values in zip(groups, moments, settings, strict=True):
+                group.update(values)
+                for param, state in zip(group["params"], states, strict=True):
+                    kept[param] = _copied(state, param.device)
+
+    def _groups(self) -> Iterator[tuple[dict[Any, Any], list[dict[str, Any]]]]:
+        yield from ((part.optimizer.state, part.optimizer.param_groups) for part in self._parts)
+
     def others(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields the weights of those that the model has not, by names for messages."""
         for name, values in self._weights.others.items():
@@ -157,6 +194,20 @@ def each_adapter(state: Trains) -> Iterator[str | None]:
     for name in state.named.names:
         state.named.put_in_place(name)
         yield name
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _copied(state: dict[str, Any], device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Adam's state of a parameter; a step count that is a tensor stays on the host, as torch has it."""
+    return {
+        key: value.detach().to("cpu" if value.dim() == 0 else device, copy=True)
+        if isinstance(value, torch.Tensor)
+        else value
+        for key, value in state.items()
+    }
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -232,21 +232,14 @@ def train_one_step(
     Raises:
         RuntimeError: the optimizer refused the step (NaN or Inf in the gradients).
     """
-    _forget_gradients(state)
+    forget_gradients(state)
     before_step()
     restore_biases = kept_biases(state.model)
-
-    def forward_step(
-        iterator: DataIterator, model: torch.nn.Module
-    ) -> tuple[torch.Tensor, Callable[..., Any]]:
-        batch, output = _forward(iterator, model, keys, context, state.replay, training=True)
-        scaled = partial(loss_function, config.loss, batch, num_microbatches, step_global_batch_size, loss)
-        return output, state.mtp.with_loss(scaled, model, batch) if state.mtp else scaled
-
     weight = _router_loss_weight(config, data, num_microbatches, context)
     further = state.mtp.step(data, num_microbatches, context) if state.mtp else nullcontext()
-    with _explained_gradients(state.model), router_losses(state.model, weight), further:
-        results = _run_schedule(state, forward_step, data, num_microbatches, forward_only=False)
+    with router_losses(state.model, weight), further:
+        size = step_global_batch_size
+        results = gradients(config, state, data, keys, loss, num_microbatches, size, context)
     if state.replay:
         state.replay.forget_step()
     learning_rates = [float(group["lr"]) for group in state.optimizer.param_groups]
@@ -272,6 +265,29 @@ def train_one_step(
     return metrics
 
 
+def gradients(
+    config: BackendConfig,
+    state: TrainState,
+    data: DataIterator,
+    keys: Sequence[str],
+    loss: LossFunction,
+    num_microbatches: int,
+    step_global_batch_size: int,
+    context: ParallelContext,
+) -> list[Any]:
+    """Adds those of this rank's next micro-batches to what the model's buffers hold; the results of each."""
+
+    def forward_step(
+        iterator: DataIterator, model: torch.nn.Module
+    ) -> tuple[torch.Tensor, Callable[..., Any]]:
+        batch, output = _forward(iterator, model, keys, context, state.replay, training=True)
+        scaled = partial(loss_function, config.loss, batch, num_microbatches, step_global_batch_size, loss)
+        return output, state.mtp.with_loss(scaled, model, batch) if state.mtp else scaled
+
+    with _explained_gradients(state.model):
+        return _run_schedule(state, forward_step, data, num_microbatches, forward_only=False)
+
+
 @contextmanager
 def _explained_gradients(model: Sequence[torch.nn.Module]) -> Iterator[None]:
     """Says in the first line what megatron-core's "found NaN in local grad norm for bucket #0" comes from.
@@ -288,7 +304,7 @@ def _explained_gradients(model: Sequence[torch.nn.Module]) -> Iterator[None]:
         raise gradients_not_finite(named_params(model), text.splitlines()[0]) from error
 
 
-def _forget_gradients(state: TrainState) -> None:
+def forget_gradients(state: TrainState) -> None:
     """Begins a step, of the adapter whose weights the model has."""
     if state.named:
         state.named.select_optimizer()

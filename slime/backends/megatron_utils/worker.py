@@ -32,6 +32,7 @@ from slime.backends.megatron_utils.step import (
     setup_model_and_optimizer,
     train_one_step,
 )
+from slime.backends.megatron_utils.tenant_steps import TenantSteps
 from slime.config.run import run_config
 from slime.models import family_of
 from slime.training.adapter_export import save_peft
@@ -147,6 +148,9 @@ class MegatronBackend:
         named.select(adapter)
         if self.versions.backup_tags:
             self.versions.backup(TRAINED)
+
+    def tenant_steps(self) -> TenantSteps:
+        return TenantSteps(self._config, self.state, self.context)
 
     def forward(self, batch: RolloutBatch, data: DataIterator, head: Head, prefix: str) -> Outputs:
         return forward_only(
