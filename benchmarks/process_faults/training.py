@@ -135,8 +135,8 @@ _OF_THE_ASYNCHRONOUS_LOOP: dict[str, Fault] = {
     ),
     "weights change while a rollout is generated": Fault(
         "slime/ray/asynchronous.py",
-        "            upcoming.result()\n            actor.update_weights()",
-        "            actor.update_weights()",
+        "            healing.run(ahead.finish)\n            healing.run(sync_weights)",
+        "            healing.run(sync_weights)",
         ("tests/arguments/test_async_loop.py",),
     ),
 }
