@@ -18,8 +18,8 @@ _OF_CHECKPOINTS: dict[str, Fault] = {
     ),
     "the marker is written before the checkpoint": Fault(
         f"{_MEGATRON}/checkpoint.py",
-        "        on_first_rank(lambda: fresh_directory(temporary, subdirectories=list(extra)))\n",
-        "        on_first_rank(lambda: fresh_directory(temporary, subdirectories=list(extra)))\n"
+        "        on_first_rank(lambda: fresh_directory(temporary, subdirectories=places))\n",
+        "        on_first_rank(lambda: fresh_directory(temporary, subdirectories=places))\n"
         "        (final.parent / MARKER).write_text(str(iteration))\n",
         _CHECKPOINT,
         "test_a_save_killed_half_way_is_not_chosen",
@@ -32,15 +32,15 @@ _OF_CHECKPOINTS: dict[str, Fault] = {
         "test_resume_is_bit_exact and async",
     ),
     "random state is not saved": Fault(
-        f"{_MEGATRON}/checkpoint.py",
+        f"{_MEGATRON}/sharded_state.py",
         "with_rng = not config.no_save_rng",
         "with_rng = False",
         _CHECKPOINT,
         "test_random_state_goes_on",
     ),
     "the learning-rate schedule is not restored": Fault(
-        f"{_MEGATRON}/checkpoint.py",
-        '        load_schedule(state, saved["scheduler"], root)\n',
+        f"{_MEGATRON}/sharded_state.py",
+        "        load_schedule(state, dict(schedule), root)\n",
         "",
         _CHECKPOINT,
         "test_resume_is_bit_exact and process",
