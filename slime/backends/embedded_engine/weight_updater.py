@@ -42,9 +42,6 @@ class WeightUpdater:
         self._stored = stored
         self.groups = WeightGroups(parameters.config.device, tp_size)
         self.session: str | None = None
-        # Memory of the trainer's that is mapped already need not be touched anew for its next bucket, which
-        # costs more than the copy out of it.
-        self._mapped: list[Any] = []
 
     def begin(self, selector: str) -> None:
         if self.session is not None:
@@ -80,9 +77,7 @@ class WeightUpdater:
                 f"(wanted: {self._tp_size}, one per TP rank)"
             )
         try:
-            held = [deserialize_tensors(payload) for payload in payloads]
-            ranks = [named_tensors(rank, load_format) for rank in held]
-            self._mapped = [payload for payload in held if _is_shared(payload)]
+            ranks = [named_tensors(deserialize_tensors(payload), load_format) for payload in payloads]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise BadRequest(f"serialized_named_tensors: {error}") from error
         return joined(ranks)
@@ -188,12 +183,6 @@ class WeightUpdater:
         self._engine.scheduler.forget_shared()
         if flush and not self._engine.flush():
             raise BadRequest("the weights are updated, but flushing the cache failed: requests are running")
-
-
-def _is_shared(payload: Any) -> bool:
-    """Whether it is a bucket in host memory that its sender keeps."""
-    flat = payload.get("flattened_tensor") if isinstance(payload, dict) else None
-    return isinstance(flat, torch.Tensor) and flat.device.type == "cpu" and flat.is_shared()
 
 
 def named_tensors(payload: Any, load_format: str | None) -> list[tuple[str, torch.Tensor]]:

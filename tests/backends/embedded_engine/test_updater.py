@@ -10,7 +10,7 @@ from slime.backends.embedded_engine import memory_occupation, weight_updater
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.memory_occupation import MemoryOccupation
 from slime.backends.embedded_engine.weight_updater import WeightUpdater, named_tensors
-from slime.utils.tensor_bucket import FlattenedTensorBucket, serialize_tensors
+from slime.utils.tensor_bucket import FlattenedTensorBucket
 from tests.each import hold_each
 
 CPU = torch.device("cpu")
@@ -128,23 +128,6 @@ def test_weights_from_a_disk_need_no_session_and_the_old_ones_come_back(parts, m
         updater.from_disk(str(tmp_path), "3", False)
     weights.restore.assert_called_once_with("before")
     assert engine.scheduler.weight_version == "2"
-
-
-def test_memory_that_the_sender_keeps_stays_mapped_until_its_next_bucket(parts):
-    """What came by value, or not as a bucket, is gone once it is copied."""
-    _, _, updater = parts
-    updater.begin("all")
-    bucket = FlattenedTensorBucket(named_tensors=[("w", torch.ones(2))])
-    content = {"flattened_tensor": bucket.flattened_tensor, "metadata": bucket.metadata}
-    by_value = serialize_tensors(content, share=False)
-    updater.from_tensors([by_value], "flattened_bucket", "2", False)
-    assert updater._mapped == []
-    updater.from_tensors([serialize_tensors(content)], "flattened_bucket", "3", False)
-    (kept,) = updater._mapped
-    assert torch.equal(kept["flattened_tensor"], bucket.flattened_tensor)
-    pairs = [("w", torch.ones(2))]
-    updater.from_tensors([serialize_tensors(pairs)], None, "4", False)
-    assert updater._mapped == []
 
 
 @pytest.mark.parametrize("load_format", [None, "direct", "flattened_bucket"])
