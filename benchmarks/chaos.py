@@ -52,6 +52,13 @@ async def parity_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float
     return float(sum(sample.tokens) % 2)
 
 
+def prepare(directory: Path) -> None:
+    """Makes a tiny model and data for it."""
+    make_tiny_model(["--output", str(directory / "model"), "--hidden-size", "64", "--num-layers", "2"])
+    rows = ["--sft-rows", "8", "--rl-rows", "64", "--eval-rows", "8"]
+    make_data(["--output", str(directory / "data"), *rows])
+
+
 def flags(directory: Path, layout: Sequence[str], steps: int) -> list[str]:
     """A GRPO run of two prompts with four answers a step, and a checkpoint after each."""
     words: list[object] = [
@@ -70,9 +77,7 @@ def measure(layout: str, seed: int, faults: int, steps: int, reports: Path | Non
     """What `slime chaos` found."""
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
-        make_tiny_model(["--output", str(directory / "model"), "--hidden-size", "64", "--num-layers", "2"])
-        rows = ["--sft-rows", "8", "--rl-rows", "64", "--eval-rows", "8"]
-        make_data(["--output", str(directory / "data"), *rows])
+        prepare(directory)
         place = (
             reports / f"{layout.replace(' ', '-').replace(',', '')}-{seed}"
             if reports

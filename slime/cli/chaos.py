@@ -172,7 +172,7 @@ def _disturb(flags: Sequence[str], directory: Path, plan: Plan, findings: Findin
     elif status:
         findings.problems.append(f"the run ended with exit status {status} (wanted: 0): see {started.log}")
         print(started.tail(), file=sys.stderr)
-    findings.problems += _left_behind(processes)
+    findings.problems += left_behind(processes)
 
 
 def _stuck(plan: Plan, outcomes: Sequence[Outcome], run: StartedRun) -> str:
@@ -181,7 +181,7 @@ def _stuck(plan: Plan, outcomes: Sequence[Outcome], run: StartedRun) -> str:
     return f"no step within {plan.stuck_after_s:g} s after {after}: see {run.log}"
 
 
-def _left_behind(processes: RunProcesses) -> Iterator[str]:
+def left_behind(processes: RunProcesses) -> Iterator[str]:
     """Yields what lives after the run, and ends it; then the memory that the dead have left."""
     deadline = time.monotonic() + LEAVE_S
     while (left := processes.look_everywhere()) and time.monotonic() < deadline:
