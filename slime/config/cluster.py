@@ -72,11 +72,18 @@ class FaultToleranceConfig:
         above=0,
         at_most=MAX_SECONDS,
         help="seconds without a healthy answer after which an engine ends a run that does not tolerate it; "
-        "with --use-fault-tolerance the seconds that it may take over a request of a weight update",
+        "the seconds that it may take over its memory (offload, onload) and over other requests of the run, "
+        "with --use-fault-tolerance over those of a weight update too",
     )
     rollout_router_hang_timeout: float = flag(
         60.0,
         above=0,
         at_most=60,
         help="seconds without an answer after which a router that runs is taken for one that has ended",
+    )
+    max_trainer_restarts: int = flag(
+        3,
+        at_least=0,
+        help="with --use-fault-tolerance: how often trainer ranks that were lost start again from the latest "
+        "checkpoint without getting further than before; 0 has a lost rank end the run",
     )

@@ -5,7 +5,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Protocol
 
-from slime.backends.sglang_utils.client import EngineClient
+from slime.backends.sglang_utils.client import REQUEST_TIMEOUT_S, EngineClient
 from slime.ray.process_watch import ProcessLocation
 from slime.utils.types import EngineEndpoint
 
@@ -54,6 +54,9 @@ class EngineHandle(Protocol):
 class Engine:
     """One serving unit: one HTTP endpoint, on one GPU or many.
 
+    Args:
+        answer_timeout: seconds that it may take over a request of its control plane.
+
     Attributes:
         rank: its number among all engines of the run; a replacement has its predecessor's.
         kind: what the router is told about it.
@@ -61,8 +64,17 @@ class Engine:
         gone: set once it has left the router and its process has ended.
     """
 
-    def __init__(self, rank: int, handle: EngineHandle, *, kind: str = "regular", model: str = "") -> None:
+    def __init__(
+        self,
+        rank: int,
+        handle: EngineHandle,
+        *,
+        kind: str = "regular",
+        model: str = "",
+        answer_timeout: float = REQUEST_TIMEOUT_S,
+    ) -> None:
         self.rank, self.handle, self.kind, self.model = rank, handle, kind, model
+        self._answer_timeout = answer_timeout
         self.gone = threading.Event()
         self._endpoint: EngineEndpoint | None = None
         self._state = EngineState.STARTING
@@ -99,7 +111,7 @@ class Engine:
     @cached_property
     def client(self) -> EngineClient:
         """The client of the engine's control plane."""
-        return EngineClient(self.endpoint)
+        return EngineClient(self.endpoint, self._answer_timeout)
 
     def started(self, endpoint: EngineEndpoint) -> None:
         self._endpoint = endpoint

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from slime.backends.sglang_utils.client import REQUEST_TIMEOUT_S
 from slime.ray.engine import Engine, EngineHandle, EngineState
 from slime.utils.types import EngineEndpoint
 
@@ -34,6 +35,7 @@ class EngineGroup:
         kind: what the router is told about them: "regular", "prefill" or "decode".
         first_rank: the number of the first of them among all engines of the run.
         model: whose engines they are, for messages; empty in a run of one model.
+        answer_timeout: seconds that each may take over a request of its control plane.
 
     Attributes:
         engines: by place, the dead that were not replaced included. The list is replaced and never
@@ -42,9 +44,16 @@ class EngineGroup:
     """
 
     def __init__(
-        self, source: EngineSource, *, kind: str = "regular", first_rank: int = 0, model: str = ""
+        self,
+        source: EngineSource,
+        *,
+        kind: str = "regular",
+        first_rank: int = 0,
+        model: str = "",
+        answer_timeout: float = REQUEST_TIMEOUT_S,
     ) -> None:
         self._source, self._kind, self._first_rank, self._model = source, kind, first_rank, model
+        self._answer_timeout = answer_timeout
         self.engines: list[Engine] = []
         self.launches = 0
 
@@ -78,4 +87,5 @@ class EngineGroup:
     def _launch(self, rank: int) -> Engine:
         handle = self._source.launch(rank - self._first_rank, rank)
         self.launches += 1
-        return Engine(rank, handle, kind=self._kind, model=self._model)
+        named = {"kind": self._kind, "model": self._model}
+        return Engine(rank, handle, **named, answer_timeout=self._answer_timeout)

@@ -66,17 +66,23 @@ def _spawned(
     own = slots.slice(first, first + group.num_gpus)
     source = SpawnedEngines(config, own, shape, first_slot=first, trainer_gpus=trainer_gpus)
     label = place.model.name if several else ""
-    return EngineGroup(source, kind=group.worker_type, first_rank=place.first_rank, model=label)
+    return EngineGroup(
+        source,
+        kind=group.worker_type,
+        first_rank=place.first_rank,
+        model=label,
+        answer_timeout=config.fault_tolerance.rollout_engine_hang_timeout,
+    )
 
 
 def _external_model(config: FleetConfig) -> ServedModel:
     infos = external_engines(config)
     gets_weights = not config.debug.debug_rollout_only
-    groups, first = [], 0
+    groups, first, limit = [], 0, config.fault_tolerance.rollout_engine_hang_timeout
     for kind in dict.fromkeys(info.worker_type for info in infos):
         endpoints = [info.endpoint for info in infos if info.worker_type == kind]
         source = ExternalEngines(endpoints, gets_weights=gets_weights)
-        groups.append(EngineGroup(source, kind=kind, first_rank=first))
+        groups.append(EngineGroup(source, kind=kind, first_rank=first, answer_timeout=limit))
         first += len(endpoints)
     start = partial(
         _start_router, config, DEFAULT, halves=len(groups) > 1, known=[info.url for info in infos]

@@ -14,8 +14,6 @@ if TYPE_CHECKING:  # bad flags are answered without waiting for these
 
 logger = logging.getLogger(__name__)
 
-TRAINER_RESTARTS = 3  # without a step that was not taken before
-
 
 def node_is_alive() -> bool:
     """Whether processes can still be started from here; see `slime.ray.node.node_is_alive`."""
@@ -134,4 +132,6 @@ class Healing:
         self._sync_weights()
 
     def _may_go_back(self, losses: int) -> bool:
-        return self._config.fault_tolerance.use_fault_tolerance and losses <= TRAINER_RESTARTS
+        """Whether ranks may be lost so often without a step that was not taken before."""
+        faults = self._config.fault_tolerance
+        return faults.use_fault_tolerance and losses <= faults.max_trainer_restarts

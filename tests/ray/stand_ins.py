@@ -143,8 +143,8 @@ def client_class(cluster: Cluster) -> type:
     """In place of EngineClient."""
 
     class Client:
-        def __init__(self, endpoint: EngineEndpoint) -> None:
-            self.url = endpoint.url
+        def __init__(self, endpoint: EngineEndpoint, timeout: float) -> None:
+            self.url, self.timeout = endpoint.url, timeout
 
         def _ask(self, name: str) -> None:
             if self.url in cluster.dead:

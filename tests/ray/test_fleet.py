@@ -1,8 +1,9 @@
 """The fleet's decisions about engines that die, with stand-ins for the processes."""
 
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from slime.ray.fleet import Fleet
 from slime.ray.served_model import ServedModel
 from slime.ray.spawned_engines import SpawnedEngine
 from slime.ray.waiting import ProcessDied
+from slime.utils.types import EngineEndpoint
+from tests.engines.fake import FakeEngine
 from tests.ray.stand_ins import Cluster, Router, Source, client_class, wait_until
 from tests.run_args import config_with
 
@@ -264,6 +267,47 @@ def test_a_refusal_is_an_error_unless_the_engine_has_died(make, monkeypatch, die
     else:
         with pytest.raises(EngineError, match="HTTP 503"):
             fleet.release()
+
+
+class FakeEngines(Source):
+    """Two engines that answer over HTTP; the first one is stopped, as by SIGSTOP: its system takes the
+    connections, and nobody answers.
+    """
+
+    def __init__(self, cluster: Cluster, urls: list[str]) -> None:
+        super().__init__(cluster, len(urls))
+        self.urls = urls
+
+    def wait_ready(self, handles: Any, timeout: float) -> list[EngineEndpoint]:
+        return [EngineEndpoint(self.urls[handle.rank], None, 1, gpu_offset=handle.rank) for handle in handles]
+
+
+@pytest.fixture
+def stopped_engine() -> Iterator[list[str]]:
+    """The addresses of one that is stopped and of one that is not."""
+    other = FakeEngine().start()
+    other.answers |= {"release_memory_occupation": {}, "resume_memory_occupation": {}}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield [f"http://127.0.0.1:{listener.getsockname()[1]}", other.url]
+    other.stop()
+
+
+@pytest.mark.parametrize("request_of", [Fleet.release, lambda fleet: fleet.resume(["kv_cache"])])
+@pytest.mark.parametrize("tolerant", [True, False])
+def test_an_engine_that_is_stopped_in_an_offload_is_found_by_its_hang_timeout(
+    make, stopped_engine: list[str], request_of: Any, tolerant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = engine.EngineClient
+    group = lambda cluster: EngineGroup(FakeEngines(cluster, stopped_engine), answer_timeout=0.5)
+    models = lambda cluster: [ServedModel("default", [group(cluster)], lambda: Router(cluster))]
+    fleet, _ = make(colocated=True, fault_tolerant=tolerant, models=models)
+    monkeypatch.setattr(engine, "EngineClient", real)
+    if tolerant:
+        request_of(fleet)
+        assert living(fleet) == [1]
+    else:
+        with pytest.raises(EngineError, match=f"{stopped_engine[0]}.*no answer: ReadTimeout"):
+            request_of(fleet)
 
 
 def test_a_replacement_waits_until_the_dead_engine_has_ended(make, monkeypatch: pytest.MonkeyPatch) -> None:

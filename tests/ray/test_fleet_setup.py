@@ -53,6 +53,12 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return made
 
 
+def test_an_engine_may_take_its_hang_timeout_over_a_request(sources: list[dict[str, Any]]) -> None:
+    fleet = fleet_of(flags(POLICY, JUDGE, rollout_engine_hang_timeout=7.0), SLOTS, trainer_gpus=4)
+    groups = [group for model in fleet.models.values() for group in model._groups]
+    assert [group._answer_timeout for group in groups] == [7.0] * 3
+
+
 def test_each_group_gets_its_own_slots_and_options(sources: list[dict[str, Any]]) -> None:
     fleet = fleet_of(flags(POLICY, JUDGE), SLOTS, trainer_gpus=4)
     assert {name: model.takes_updates for name, model in fleet.models.items()} == {

@@ -209,13 +209,13 @@ def lose(monkeypatch: pytest.MonkeyPatch):
         newest: int | None = 0,
         of_rollout: Any = None,
         failed_starts: int = 0,
+        **flags: Any,
     ) -> list[Any]:
         monkeypatch.setattr(healing, "newest_of_all", lambda roots, verify: newest)
         calls: list[Any] = []
         rollout = WithEnds(calls, of_rollout or {})
-        config = config_with(
-            num_rollout=4, eval_interval=None, save_interval=9, save="saved", use_fault_tolerance=tolerant
-        )
+        given = dict(num_rollout=4, eval_interval=None, save_interval=9, save="saved") | flags
+        config = config_with(use_fault_tolerance=tolerant, **given)
         actor: Any = Roles(calls, losses, failed_starts)
         train(config, actor, MagicMock(checkpoints=None), rollout, MagicMock())  # type: ignore[arg-type]
         return calls
@@ -258,6 +258,13 @@ def test_ranks_that_are_lost_again_and_again_end_the_run(lose) -> None:
     with pytest.raises(RanksLost, match="lost in 2"):
         lose([2] * 4)
     assert trained(lose([2] * 3 + [3] * 3)).count(3) == 4
+
+
+@pytest.mark.parametrize("most", [0, 1, 5])
+def test_ranks_start_again_as_often_as_the_flag_says(lose, most: int) -> None:
+    assert trained(lose([2] * most, max_trainer_restarts=most)).count(2) == most + 1
+    with pytest.raises(RanksLost, match="lost in 2"):
+        lose([2] * (most + 1), max_trainer_restarts=most)
 
 
 @pytest.mark.parametrize(("tolerant", "newest"), [(False, 0), (True, None)])
