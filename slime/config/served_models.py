@@ -35,6 +35,9 @@ class ServedModelConfig:
     """One model: a router, and groups of engines behind it.
 
     ``update_weights`` says whether it gets the trainer's weights.
+
+    Attributes:
+        policy: whose weights those are, where several models are trained; None for that of its own name.
     """
 
     name: str = flag(required=True, help="name by which get_model_url finds its router")
@@ -42,6 +45,10 @@ class ServedModelConfig:
     update_weights: bool | None = flag(help="default whether model_path is --hf-checkpoint")
     num_gpus_per_engine: int | None = flag(above=0, help="default --rollout-num-gpus-per-engine")
     server_groups: list[ServerGroupConfig] = flag([], help="its engines")
+    update_interval: int | None = flag(
+        above=0, help="rollouts for which it keeps an earlier version of the weights; default none"
+    )
+    policy: str | None = None
 
     @property
     def has_pd_disaggregation(self) -> bool:

@@ -198,6 +198,13 @@ ROLLOUTS = (
     ),
     Metric("multi_turn/multi_turn_metric/round_number_{mean,max,min}", "of the model", "turns", SAMPLES, ""),
     Metric(
+        "fleet/<model>/weight_version",
+        "of the weights that a model with update_interval keeps: those of the trainer at that update",
+        "",
+        "",
+        "",
+    ),
+    Metric(
         "fleet/<model>/{engines,missing,replaced}",
         "that live; that died and have no successor yet; that were replaced so far",
         "engines",

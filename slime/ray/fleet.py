@@ -63,6 +63,7 @@ class Fleet:
         self._replacing, self._launching = threading.Lock(), threading.Lock()
         self._stopped = False
         self._restarts: Counter[int] = Counter()
+        self._next_rollout = 0
         self._left: set[Engine] = set()  # the dead whose places could not be filled
 
     @property
@@ -77,22 +78,25 @@ class Fleet:
         """
         if len(self.models) == 1 and not any(model.replaced or model.dead for model in self.models.values()):
             return {}
-        counts = {}
-        for name, model in self.models.items():
-            living = counts[f"fleet/{name}/engines"] = len(model.living)
-            counts[f"fleet/{name}/missing"] = len(model.engines) - living
-            counts[f"fleet/{name}/replaced"] = model.replaced
-        return counts
+        return {
+            f"fleet/{name}/{what}": count
+            for name, model in self.models.items()
+            for what, count in model.counts().items()
+        }
 
     def endpoints_of(self, policy: str = DEFAULT) -> list[EngineEndpoint]:
-        """The endpoints of the living engines that take updates of a policy."""
-        return [engine.endpoint for model in self._updated_by(policy) for engine in model.living]
+        """The endpoints of the living engines that take the next update of a policy."""
+        return [engine.endpoint for model in self._due(policy) for engine in model.living]
 
     def launches_of(self, policy: str = DEFAULT) -> int:
-        """Engines that take a policy's updates started so far: a replacement may serve at its predecessor's
-        address.
-        """
+        """Engines that take a policy's updates started so far: a replacement may have the same address."""
         return sum(model.launches for model in self._updated_by(policy))
+
+    def begin_rollout(self, rollout_id: int) -> None:
+        """Takes note of which rollout is made with the weights that the engines have."""
+        self._next_rollout = rollout_id + 1
+        for model in self.models.values():
+            model.serve_rollout(rollout_id)
 
     def processes(self) -> list[tuple[str, ProcessLocation]]:
         """Name and place of the processes of living engines that are ours to end."""
@@ -158,7 +162,7 @@ class Fleet:
         Raises:
             EngineFailure: an engine reports another version.
         """
-        for model in self._updated_by(policy):
+        for model in self._due(policy):
             for engine in model.living:
                 found = self._ask(model, engine, lambda client: client.weight_version())
                 if found is not None and found != version:
@@ -168,6 +172,7 @@ class Fleet:
                 engine.handle.updated(version)
                 if engine.state is EngineState.READY:
                     model.admit(engine)
+            model.updated(version)
 
     def check_policy(
         self,
@@ -189,7 +194,7 @@ class Fleet:
         adapter = adapter or next(iter(self._config.lora.served_adapters), None)
         config = policy_configs(self._config)[policy]
         for model in self._updated_by(policy):
-            for engine in model.living:
+            for engine in model.living if model.update_interval is None else ():
                 if engine.kind != "regular":
                     logger.warning("%s is a %s engine: its policy is not checked", engine, engine.kind)
                     continue
@@ -222,8 +227,12 @@ class Fleet:
         return [model for model in self.models.values() if model.takes_updates]
 
     def _updated_by(self, policy: str) -> list[ServedModel]:
-        """The models with a policy's weights: where several are trained, the one of its name."""
-        return [model for model in self._updated if policy in (DEFAULT, model.name)]
+        """The models with a policy's weights: where several are trained, those that are about it."""
+        return [model for model in self._updated if policy in (DEFAULT, model.policy)]
+
+    def _due(self, policy: str) -> list[ServedModel]:
+        """The models that take the next update of a policy."""
+        return [model for model in self._updated_by(policy) if model.is_due(self._next_rollout)]
 
     def _await_a_death(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout

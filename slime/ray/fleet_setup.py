@@ -40,13 +40,18 @@ def fleet_of(config: FleetConfig, slots: Slots, trainer_gpus: int) -> Fleet:
     for place in group_places(config.engines.served_models):
         own = policies.get(place.model.name, config)
         groups[place.model.name].append(_spawned(own, place, slots, trainer_gpus, len(groups) > 1))
+    trains = not config.debug.debug_rollout_only
     models = [
         ServedModel(
             model.name,
             groups[model.name],
             partial(_start_router, config, model.name, halves=model.has_pd_disaggregation),
             # Without a trainer no update comes that a dead engine's successor could wait for.
-            takes_updates=bool(model.update_weights) and not config.debug.debug_rollout_only,
+            takes_updates=trains and bool(model.update_weights),
+            policy=model.policy,
+            update_interval=model.update_interval,
+            # What it is to play with are weights of the trainer's, which knows their version.
+            waits_for_weights=trains and model.update_interval is not None,
             router_restarts=_router_restarts(config, model.name),
         )
         for model in config.engines.served_models

@@ -22,7 +22,7 @@ from slime.ray.fleet_setup import fleet_of
 from slime.ray.pending_rollout import Generated
 from slime.ray.placement_group import Slots
 from slime.ray.policies import policy_configs
-from slime.ray.policy_samples import PolicySamples, samples_of_policies
+from slime.ray.policy_samples import PolicySamples, samples_of_policies, trained_samples
 from slime.ray.process_watch import ProcessLocation, process_location
 from slime.ray.served_policy import probe_tokens
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn, describe
@@ -120,6 +120,7 @@ class RolloutManager:
         """
         start = time.monotonic()
         clock.ahead = updates_ahead
+        self._fleet.begin_rollout(rollout_id)
         with self._spans.measure("rollout", rollout=rollout_id):
             output = self._samples(rollout_id)
         seconds = time.monotonic() - start
@@ -130,16 +131,17 @@ class RolloutManager:
         )
         name_groups(self._config, output.samples, samples)
         self._record(rollout_id, samples, evaluation=False)
-        of_policies = self._of_policies(samples)
+        trained = trained_samples(self._config, samples)
+        of_policies = self._of_policies(trained)
         for name, own in of_policies.items():
             self._policies[name].check_batch(describe(self._rollout_fn), own)
-        metrics = rollout_log_metrics(rollout_id, self._config, samples, output.metrics, seconds)
+        metrics = rollout_log_metrics(rollout_id, self._config, trained, output.metrics, seconds)
         with self._spans.measure("convert", rollout=rollout_id):
             shards, of_batch = self._to_train_shards(of_policies)
         unsaved = self._save_state(rollout_id)
         metrics |= of_batch | self._data_metrics() | self._fleet.metrics()
         metrics |= take_logged("rollout", "train")
-        warnings = take_notes() + self._silent.warnings(samples)
+        warnings = take_notes() + self._silent.warnings(trained)
         spans = self._taken(self._spans, samples)
         generated = Generated(metrics, warnings, spans, self.data_state(), unsaved)
         return [generated, *shards] if shards else generated
@@ -270,7 +272,7 @@ class RolloutManager:
 
     def _check(self, origin: str, samples: list[Sample]) -> None:
         check_samples(origin, samples)
-        for name, own in self._of_policies(samples).items():
+        for name, own in self._of_policies(trained_samples(self._config, samples)).items():
             self._policies[name].check_versions(own)
 
     def _of_policies(self, samples: list[Sample]) -> dict[str, list[Sample]]:

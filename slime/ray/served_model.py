@@ -24,12 +24,15 @@ class ServedModel:
     Args:
         start_router: starts it, each time at the same address, and returns when it answers.
         takes_updates: whether the trainer's weights go to the engines.
+        policy: of which model these are, where several are trained; by default that of this name.
+        update_interval: rollouts for which it keeps an earlier version of them; None where it takes each.
         waits_for_weights: whether nothing reaches the engines before they were given weights. What they hold
             at the start may be anything where somebody else has started them.
         router_restarts: how often in one rollout a router that has ended is started again.
 
     Attributes:
         router: the one that runs; another one after a restart.
+        version: of the weights that the engines were last found to have; None before.
     """
 
     def __init__(
@@ -39,10 +42,15 @@ class ServedModel:
         start_router: Callable[[], Router],
         *,
         takes_updates: bool = True,
+        policy: str | None = None,
+        update_interval: int | None = None,
         waits_for_weights: bool = False,
         router_restarts: int = 0,
     ) -> None:
         self.name, self.takes_updates, self.waits_for_weights = name, takes_updates, waits_for_weights
+        self.policy, self.update_interval = policy or name, update_interval
+        self.version: str | None = None
+        self._since: int | None = None  # the first rollout with this version; None before it
         self._groups = list(groups)
         self._start_router = start_router
         self.router: Router | None = None
@@ -85,6 +93,14 @@ class ServedModel:
     def replaced(self) -> int:
         """Engines that were started in place of others."""
         return self.launches - len(self.engines)
+
+    def counts(self) -> dict[str, int]:
+        """How many of its engines live, are missing and were replaced; of an earlier version which it is."""
+        living = len(self.living)
+        counts = {"engines": living, "missing": len(self.engines) - living, "replaced": self.replaced}
+        if self.update_interval is not None and self.version is not None:
+            counts["weight_version"] = int(self.version)
+        return counts
 
     def restarts_alone(self, engine: Engine) -> bool:
         """Whether another one may take its place at once: it needs no weights and no GPU of the trainer's."""
@@ -148,6 +164,24 @@ class ServedModel:
         except RouterError:
             if not self.restart_router(router, _DEATH_NOTICE):
                 raise
+
+    def is_due(self, rollout_id: int) -> bool:
+        """Whether it takes the weights that the trainer has before a rollout.
+
+        An engine that was started meanwhile cannot be given earlier ones: all of the model take these then.
+        """
+        if self.update_interval is None or self._since is None:
+            return True
+        is_new = any(engine.state is EngineState.READY for engine in self.living)
+        return is_new or rollout_id // self.update_interval > self._since // self.update_interval
+
+    def updated(self, version: str) -> None:
+        """Takes note that all its engines have this version."""
+        self.version, self._since = version, None
+
+    def serve_rollout(self, rollout_id: int) -> None:
+        """Takes note that its version takes part in a rollout."""
+        self._since = rollout_id if self._since is None else self._since
 
     def begin_rollout(self) -> None:
         """Forgets the restarts of the router so far."""

@@ -46,14 +46,15 @@ def get_model_url(args: RouterConfig, model_name: str = "default", endpoint: str
 
 
 def policy_url(config: GenerationConfig, sample: Sample) -> str:
-    """URL of /generate on the router of the policy whose answer a sample is.
+    """URL of /generate on the router of the model whose answer a sample is, trained or not.
 
     Raises:
-        RolloutError: the run trains no policy of that name.
+        RolloutError: the run serves no model of that name.
     """
-    policies = config.policies.trained_policies
+    served = (config.router.sglang_model_routers or {}).keys() - {DEFAULT}
+    policies = [*config.policies.trained_policies, *sorted(served - config.policies.trained_policies.keys())]
     if sample.policy is not None and sample.policy not in policies:
-        found = " or ".join(policies) or "none, without --policies"
+        found = " or ".join(policies) or "none, without --policies or --sglang-config"
         raise RolloutError(f"{name_samples(sample)}: policy is {sample.policy!r} (wanted: {found})")
     return get_model_url(config.router, sample.policy or DEFAULT)
 

@@ -169,6 +169,46 @@ FILES: list[tuple[str, Any, str]] = [
 ]
 
 
+PAST = {"name": "past", "update_interval": 5, "server_groups": [{"worker_type": "regular", "num_gpus": 1}]}
+
+
+def test_a_model_may_keep_earlier_versions_of_the_trained_one(configured) -> None:
+    policy, past = validated_args(configured([POLICY, PAST])).served_models
+    assert (policy.update_interval, past.update_interval) == (None, 5)
+    assert past.update_weights
+
+
+@pytest.mark.parametrize(
+    ("models", "flags", "said"),
+    [
+        ([PAST, POLICY], {}, "past: update_interval 5: it comes first, and the first one is trained"),
+        ([POLICY, PAST | {"update_weights": False}], {}, "past: update_interval 5: it takes no updates"),
+        ([POLICY, PAST | {"update_interval": 0}], {}, "(past): update_interval is 0 (wanted: more than 0)"),
+        (
+            [POLICY, PAST],
+            {"lora_rank": 4, "no_lora_merge": True},
+            "past: update_interval 5: with --no-lora",
+        ),
+        (
+            [POLICY, PAST],
+            {"update_weight_mode": "delta", "update_weight_transport": "disk"},
+            "past: update_interval 5: with --update-weight-mode delta",
+        ),
+    ],
+)
+def test_earlier_versions_that_nothing_could_bring_are_refused(
+    configured, refusals, models, flags, said, tmp_path
+) -> None:
+    if "update_weight_mode" in flags:
+        places = {
+            "update_weight_disk_dir": tmp_path / "d",
+            "update_weight_local_checkpoint_dir": tmp_path / "l",
+        }
+        flags |= places
+    found = refusals(configured(models, **flags))
+    assert any(said in line for line in found), found
+
+
 @pytest.mark.parametrize(("models", "said"), [case[1:] for case in FILES], ids=[about for about, *_ in FILES])
 def test_a_bad_file_is_refused_in_one_line(configured, refusal, tmp_path, models, said) -> None:
     line = configured(models or "")

@@ -33,6 +33,7 @@ EXAMPLE_MODELS = {
     "rollout_buffer": "qwen3-4B",
     "search_r1": "qwen2.5-3B",
     "train_infer_mismatch_helper": "qwen3-4B",
+    "self_play": "qwen3-4B",
     "two_policies": "qwen3-4B",
 }
 CHAT = [{"role": "user", "content": "1+1"}]

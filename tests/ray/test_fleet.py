@@ -348,6 +348,54 @@ def test_an_update_of_one_of_several_policies_reaches_its_engines_alone(make) ->
     assert cluster.requests == [("http://engine2", "weight_version")]
 
 
+def with_its_past(cluster: Cluster) -> list[ServedModel]:
+    past = cluster.model(2, "past", first_rank=1, update_interval=2, waits_for_weights=True)
+    return [cluster.model(1), past]
+
+
+def test_a_model_keeps_an_earlier_version_for_so_many_rollouts(make) -> None:
+    fleet, cluster = make(models=with_its_past)
+    assert cluster.routed == ["http://engine0"]  # the others have nobody's weights yet
+    updated = []
+    for rollout_id in range(3, 7):
+        version = str(rollout_id + 1)
+        cluster.versions = {f"http://engine{rank}": version for rank in range(3)}
+        updated.append([endpoint.url for endpoint in fleet.endpoints_of()])
+        assert updated[-1] == [endpoint.url for endpoint in fleet.endpoints_of()]  # begun again: the same
+        fleet.admit(version)
+        fleet.begin_rollout(rollout_id)
+        assert fleet.metrics()["fleet/past/weight_version"] == {3: 4, 4: 5, 5: 5, 6: 7}[rollout_id]
+    everybody = [f"http://engine{rank}" for rank in range(3)]
+    assert updated == [everybody, everybody, everybody[:1], everybody]
+    assert sorted(cluster.routed) == everybody
+    assert "fleet/default/weight_version" not in fleet.metrics()
+
+
+def test_a_model_that_has_lost_an_engine_takes_the_next_version_as_a_whole(make) -> None:
+    fleet, cluster = make(models=with_its_past)
+    cluster.versions = {f"http://engine{rank}": "1" for rank in range(3)}
+    fleet.admit("1")
+    fleet.begin_rollout(0)
+    assert len(fleet.endpoints_of()) == 1
+    cluster.ended[2] = "killed by SIGKILL"
+    wait_until(lambda: fleet.models["past"].dead)
+    fleet.recover()
+    assert len(fleet.endpoints_of()) == 3  # there is no copy of what the other one has
+    fleet.begin_rollout(1)
+    assert fleet.models["past"].version == "1"
+
+
+def test_a_policy_s_earlier_version_takes_that_policy_s_weights(make) -> None:
+    models = lambda cluster: [
+        cluster.model(1, "a"),
+        cluster.model(1, "b", first_rank=1),
+        cluster.model(1, "past", first_rank=2, policy="b", update_interval=2),
+    ]
+    fleet, _ = make(models=models)
+    urls = {policy: [endpoint.url for endpoint in fleet.endpoints_of(policy)] for policy in "ab"}
+    assert urls == {"a": ["http://engine0"], "b": ["http://engine1", "http://engine2"]}
+
+
 def test_an_engine_that_takes_no_updates_serves_again_as_soon_as_it_has_ended(make) -> None:
     fleet, cluster = make(models=with_a_judge)
     lost = fleet.models["judge"].engines[1]

@@ -59,6 +59,15 @@ def test_an_engine_may_take_its_hang_timeout_over_a_request(sources: list[dict[s
     assert [group._answer_timeout for group in groups] == [7.0] * 3
 
 
+def test_a_model_that_keeps_earlier_versions_waits_for_the_first(sources: list[dict[str, Any]]) -> None:
+    past = ModelConfig("past", update_weights=True, update_interval=3, server_groups=[group(1)], policy="b")
+    model = fleet_of(flags(POLICY, past), SLOTS, trainer_gpus=4).models["past"]
+    assert (model.update_interval, model.policy) == (3, "b")
+    assert model.takes_updates and model.waits_for_weights
+    alone = fleet_of(flags(POLICY, past, debug_rollout_only=True), SLOTS, trainer_gpus=0).models["past"]
+    assert not alone.takes_updates and not alone.waits_for_weights
+
+
 def test_each_group_gets_its_own_slots_and_options(sources: list[dict[str, Any]]) -> None:
     fleet = fleet_of(flags(POLICY, JUDGE), SLOTS, trainer_gpus=4)
     assert {name: model.takes_updates for name, model in fleet.models.items()} == {

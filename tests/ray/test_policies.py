@@ -5,6 +5,7 @@ from unittest.mock import MagicMock, call
 
 import pytest
 
+from slime.arguments.validate.served_models import ModelConfig
 from slime.config.served_models import DEFAULT
 from slime.observability.policy_log import PolicyLog, silent_steps
 from slime.observability.run_log import RunLog
@@ -13,7 +14,7 @@ from slime.ray import setup
 from slime.ray.placement_group import Layout, Placement, Slots, placement_layout
 from slime.ray.policies import policy_configs
 from slime.ray.policy_groups import PolicyGroups
-from slime.ray.policy_samples import PolicySamples, samples_of_policies
+from slime.ray.policy_samples import PolicySamples, samples_of_policies, trained_samples
 from slime.ray.policy_side import PolicySide
 from slime.ray.rollout_group import RolloutGroup
 from slime.rollout.base_types import RolloutError
@@ -53,6 +54,17 @@ def test_samples_go_to_the_policy_that_they_name() -> None:
     }
 
 
+def test_what_a_model_answered_that_is_not_trained_is_left_out() -> None:
+    models = [ModelConfig(name) for name in ("policy", "past", "judge")]
+    samples = [Sample(policy=policy) for policy in (None, "policy", "past", "judge", "unknown")]
+    found = trained_samples(config_with(served_models=models), samples)
+    assert [sample.policy for sample in found] == [None, "policy", "unknown"]
+    assert trained_samples(config_with(served_models=[]), samples) == samples
+    of_run = of_two(served_models=[ModelConfig(name) for name in ("a", "b", "past")])
+    samples = [Sample(policy=policy) for policy in ("a", "past", "b", None)]
+    assert [sample.policy for sample in trained_samples(of_run, samples)] == ["a", "b", None]
+
+
 @pytest.mark.parametrize("policy", [None, "c"])
 def test_a_sample_of_no_policy_of_the_run_is_refused(policy: str | None) -> None:
     with pytest.raises(BatchError, match=f"sample 7 of group 1: policy is {policy!r} .wanted: a or b"):
@@ -66,8 +78,19 @@ def test_each_policy_is_asked_at_its_router() -> None:
     assert found == [f"http://127.0.0.1:{port}/generate" for port in (1, 2, 1)]
     with pytest.raises(RolloutError, match=r"policy is 'c' .wanted: a or b"):
         policy_url(config, Sample(policy="c"))
-    with pytest.raises(RolloutError, match=r"policy is 'a' .wanted: none, without --policies"):
-        policy_url(config_with(), Sample(policy="a"))
+    alone = r"policy is 'a' .wanted: none, without --policies or --sglang-config"
+    for own in ({}, {"default": ("127.0.0.1", 1)}):
+        with pytest.raises(RolloutError, match=alone):
+            policy_url(config_with(sglang_model_routers=own), Sample(policy="a"))
+
+
+def test_a_model_that_is_served_and_not_trained_is_asked_too() -> None:
+    routers = {"policy": ("127.0.0.1", 1), "past": ("127.0.0.1", 2)}
+    config = config_with(sglang_model_routers=routers, sglang_router_ip="127.0.0.1", sglang_router_port=1)
+    found = [policy_url(config, Sample(policy=policy)) for policy in (None, "past")]
+    assert found == [f"http://127.0.0.1:{port}/generate" for port in (1, 2)]
+    with pytest.raises(RolloutError, match=r"policy is 'pst' .wanted: past or policy"):
+        policy_url(config, Sample(policy="pst"))
 
 
 def test_a_policy_without_a_sample_is_named() -> None:

@@ -12,6 +12,8 @@ from slime.arguments.core.values import has_range, why_bad
 from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
 from slime.arguments.validate.checkpoint_files import bad_values
 from slime.arguments.validate.served_models import DEFAULT, PLACEHOLDER, ModelConfig, ServerGroupConfig
+from slime.config.lora import LoraConfig
+from slime.config.run import filled
 from slime.models import HfConfigError, read_shape
 from slime.models.checkpoint.inspection import weight_names
 from slime.models.hf_config import HfConfig
@@ -63,9 +65,25 @@ def _bad_model(args: Namespace, model: ModelConfig) -> Iterator[str]:
         yield f"{where}: prefill and decode engines need sglang-router (wanted: without --use-slime-router)"
     if model.has_pd_disaggregation and args.colocate and args.offload_rollout:
         yield f"{where}: prefill and decode engines cannot release their memory (wanted: without --colocate)"
+    yield from _bad_interval(args, where, model)
     for number, group in enumerate(model.server_groups, 1):
         if group.worker_type != PLACEHOLDER:
             yield from _bad_group(args, f"{where}: group {number}", group)
+
+
+def _bad_interval(args: Namespace, where: str, model: ModelConfig) -> Iterator[str]:
+    """What a model that keeps an earlier version of the weights cannot be, and ways that do not reach it."""
+    if model.update_interval is None:
+        return
+    where = f"{where}: update_interval {model.update_interval}"
+    if not model.update_weights:
+        yield f"{where}: it takes no updates (wanted: update_weights: true, or no update_interval)"
+    elif model is args.served_models[0]:
+        yield f"{where}: it comes first, and the first one is trained (wanted: another model first)"
+    if args.update_weight_mode == "delta":
+        yield f"{where}: with --update-weight-mode delta, which each engine takes part in (wanted: full)"
+    if filled(LoraConfig, args).serves_adapter:
+        yield f"{where}: with --no-lora-merge, which sends adapters alone (wanted: without)"
 
 
 def _bad_group(args: Namespace, where: str, group: ServerGroupConfig) -> Iterator[str]:

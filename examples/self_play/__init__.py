@@ -1,0 +1,1 @@
+"""A model that plays a game against what it was some rollouts ago."""
