@@ -75,7 +75,8 @@ def make_args(checkpoint: Path) -> Namespace:
         **shape,
         hf_checkpoint=str(checkpoint),
         padded_vocab_size=shape["vocab_size"],
-        params_dtype=torch.float32,
+        bf16=False,
+        fp32=True,
         **ONE_RANK,
         update_weight_buffer_size=BUCKET_BYTES,
     )
