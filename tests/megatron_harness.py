@@ -175,6 +175,7 @@ def _received(receiver: Connection) -> dict[str, Any]:
 def _rank_main(sender: Connection, function: Callable, rank: int, world_size: int, port: int, args) -> None:
     # Children belong to this group, and to nothing else that is known once this process is gone.
     os.setpgid(0, 0)
+    os.set_inheritable(sender.fileno(), False)  # or torch's manager of shared memory keeps it open
     gc.freeze()  # what was preloaded, else each collection goes through all of it
     os.environ.update(
         RANK=str(rank),

@@ -14,15 +14,20 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.multiprocessing as torch_mp
+from torch.multiprocessing import reductions
 
 T = TypeVar("T")
 _MANAGER_IS_LATE = "Shared memory manager connection has timed out"
 _MANAGER_TIMEOUT_S = 120.0
+_KNOWN_LAYOUTS = 1024
+Span = tuple[str, torch.Size, torch.dtype, int, int, int]
+"""The values of a `FlattenedTensorMetadata`."""
 
 
 @dataclass
@@ -138,12 +143,26 @@ def serialize_tensors(obj: object, share: bool = True) -> str:
     """
     if not share:
         return base64.b64encode(_pickled(obj, copyreg.dispatch_table)).decode()
+    return _shared(lambda reducers: _pickled(obj, reducers))
+
+
+def serialize_bucket(bucket: FlattenedTensorBucket) -> str:
+    """What `serialize_tensors` makes of a bucket, fast where its layout is that of an earlier one.
+
+    The flat tensor moves to shared memory, unless it is on a GPU.
+    """
+    spans = tuple((e.name, e.shape, e.dtype, e.start_idx, e.end_idx, e.numel) for e in bucket.metadata)
+    return _shared(lambda reducers: _pickled_bucket(bucket.flattened_tensor, spans, reducers))
+
+
+def _shared(pickled: Callable[[Mapping[type, Callable[[Any], Any]]], bytes]) -> str:
+    """The text of a pickle that is made with what shares tensors."""
     previous = torch_mp.get_sharing_strategy()
     # the default strategy passes file descriptors, which only reach child processes
     torch_mp.set_sharing_strategy("file_system")
     try:
         reducers = ForkingPickler(io.BytesIO()).dispatch_table
-        return base64.b64encode(_with_shared_memory(lambda: _pickled(obj, reducers))).decode()
+        return base64.b64encode(_with_shared_memory(lambda: pickled(reducers))).decode()
     finally:
         torch_mp.set_sharing_strategy(previous)
 
@@ -179,10 +198,38 @@ def _pickled(obj: object, reducers: Mapping[type, Callable[[Any], Any]]) -> byte
     return buffer.getvalue()
 
 
+def _pickled_bucket(
+    flat: torch.Tensor, spans: tuple[Span, ...], reducers: Mapping[type, Callable[[Any], Any]]
+) -> bytes:
+    """The pickle of a bucket as a dictionary, whose metadata come first and are not pickled again."""
+    head, memo = _head(spans)
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer, pickle.DEFAULT_PROTOCOL)
+    pickler.dispatch_table, pickler.memo = reducers, dict(memo)
+    pickler.write(head)
+    pickler.save("flattened_tensor")
+    pickler.save(flat)
+    pickler.write(pickle.SETITEMS + pickle.STOP)
+    return buffer.getvalue()
+
+
+@lru_cache(maxsize=_KNOWN_LAYOUTS)
+def _head(spans: tuple[Span, ...]) -> tuple[bytes, dict[int, Any]]:
+    """The beginning of the pickle of a bucket, and what later parts of it may refer to."""
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer, pickle.DEFAULT_PROTOCOL)
+    pickler.write(pickle.PROTO + bytes([pickle.DEFAULT_PROTOCOL]) + pickle.EMPTY_DICT + pickle.MARK)
+    pickler.save("metadata")
+    pickler.save([FlattenedTensorMetadata(*span) for span in spans])
+    return buffer.getvalue(), pickler.memo
+
+
 class _Pickler(pickle._Pickler):
     """Names the bucket's metadata as SGLang does, whose engines die of any other name."""
 
     write: Callable[[bytes], object]
+    save: Callable[[object], None]
+    memo: dict[int, Any]
     memoize: Callable[[object], None]
 
     def save_global(self, obj: Any, name: str | None = None) -> None:
@@ -193,7 +240,11 @@ class _Pickler(pickle._Pickler):
         self.memoize(obj)
 
 
-def deserialize_tensors(text: str) -> Any:
+Opened = Callable[[bytes, torch.UntypedStorage], torch.UntypedStorage]
+"""What stands for shared memory of this handle, which torch has mapped."""
+
+
+def deserialize_tensors(text: str, opened: Opened | None = None) -> Any:
     """Reads what ``serialize_tensors`` (or SGLang's serializer, unless it names GPUs by UUID) wrote.
 
     Raises:
@@ -201,7 +252,7 @@ def deserialize_tensors(text: str) -> Any:
     """
     try:
         data = base64.b64decode(text, validate=True)
-        return _with_shared_memory(lambda: _Unpickler(io.BytesIO(data)).load())
+        return _with_shared_memory(lambda: _Unpickler(io.BytesIO(data), opened).load())
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"serialized tensors: {error}") from error
     except Exception as error:  # a malformed pickle can raise anything
@@ -225,6 +276,7 @@ _ALLOWED = {
         "rebuild_typed_storage_child",
     },
 }
+_OF_FILES = ("torch.multiprocessing.reductions", "rebuild_storage_filename")
 _SGLANG_BUCKET = "sglang.srt.weight_sync.tensor_bucket"
 _BUCKET_MODULES = (_SGLANG_BUCKET, "sglang.srt.model_executor.model_runner")
 _READERS: dict[int, Callable[[Any], None]] = dict(pickle._Unpickler.dispatch)
@@ -239,6 +291,10 @@ class _Unpickler(pickle._Unpickler):
 
     stack: list[Any]
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(_READERS)
+
+    def __init__(self, file: io.BytesIO, opened: Opened | None) -> None:
+        super().__init__(file)
+        self._opened = opened
 
     def _give_state(self) -> None:
         target = self.stack[-2]
@@ -255,6 +311,8 @@ class _Unpickler(pickle._Unpickler):
             return _load_from_bytes
         if (module, name) == ("_codecs", "encode"):
             return _latin1
+        if (module, name) == _OF_FILES and self._opened is not None:
+            return partial(_open_file, self._opened)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if module == "torch" and name.endswith("Storage"):
@@ -262,6 +320,14 @@ class _Unpickler(pickle._Unpickler):
         if name in _ALLOWED.get(module, ()):
             return super().find_class(module, name)
         raise ValueError(f"blocked unsafe global {module}.{name}")
+
+
+def _open_file(
+    opened: Opened, kind: type, manager: bytes, handle: bytes, size: int, dtype: torch.dtype | None = None
+) -> Any:
+    """Opens shared memory as torch does; another mapping may stand for it."""
+    storage = reductions.rebuild_storage_filename(kind, manager, handle, size, dtype)
+    return opened(handle, storage) if isinstance(storage, torch.UntypedStorage) else storage
 
 
 def _latin1(text: str, encoding: str) -> bytes:

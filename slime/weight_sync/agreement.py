@@ -70,7 +70,7 @@ class RankAgreement:
             yield
         except Exception as error:
             failure = error
-        outcomes = self._exchange(name, failure)
+        outcomes = self._exchange(name, failure) if dist.get_world_size() > 1 else []
         if failure is not None:
             raise failure
         for rank, outcome in enumerate(outcomes):

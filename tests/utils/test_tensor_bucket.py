@@ -1,6 +1,7 @@
 """Tensors survive the way into and out of buckets and text; nothing else gets in."""
 
 import base64
+import io
 import pickle
 import pickletools
 import subprocess
@@ -11,7 +12,14 @@ import psutil
 import pytest
 import torch
 
-from slime.utils.tensor_bucket import FlattenedTensorBucket, deserialize_tensors, serialize_tensors
+from slime.utils.tensor_bucket import (
+    FlatBuffer,
+    FlattenedTensorBucket,
+    FlattenedTensorMetadata,
+    deserialize_tensors,
+    serialize_bucket,
+    serialize_tensors,
+)
 
 TENSORS = [
     ("bytes", torch.arange(3, dtype=torch.uint8)),
@@ -100,6 +108,36 @@ def test_a_bucket_is_pickled_under_the_names_that_sglang_allows(share):
     assert "sglang.srt.weight_sync.tensor_bucket FlattenedTensorMetadata" in found
     assert not [name for name in found if name.startswith("slime")]
     assert "_codecs" not in found
+
+
+def test_a_bucket_whose_layout_is_known_is_pickled_as_the_first_one_and_by_the_same_names():
+    """Also where another pickle lies between, and read by the unpickler in C that servers use."""
+    named = [("a.weight", torch.ones(3)), ("a.bias", torch.ones(3)), ("b", torch.zeros(2, 2).bfloat16())]
+    buffer = FlatBuffer()
+    for value in (1.0, 2.0):
+        bucket = buffer.flatten([(name, torch.full_like(tensor, value)) for name, tensor in named])
+        for layout in (bucket, FlattenedTensorBucket(named_tensors=TENSORS)):
+            text = serialize_bucket(layout)
+            whole = serialize_tensors(
+                {"flattened_tensor": layout.flattened_tensor, "metadata": layout.metadata}
+            )
+            assert {*strings_of(text)} == {*strings_of(whole)}
+            assert base64.b64decode(text)[:2] == base64.b64decode(whole)[:2]
+            readers = (deserialize_tensors, read_in_c)
+            for found in (read(one) for one in (text, whole) for read in readers):
+                assert found["metadata"] == layout.metadata
+                assert torch.equal(found["flattened_tensor"], layout.flattened_tensor)
+
+
+def read_in_c(text: str):
+    class Reader(pickle.Unpickler):
+        def find_class(self, module, name):
+            ours = module == "sglang.srt.weight_sync.tensor_bucket"
+            return FlattenedTensorMetadata if ours else super().find_class(module, name)
+
+    storage = deserialize_tensors(text)["flattened_tensor"].untyped_storage()
+    storage._shared_incref()  # each reader takes one off
+    return Reader(io.BytesIO(base64.b64decode(text))).load()
 
 
 @pytest.mark.parametrize(

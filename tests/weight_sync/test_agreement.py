@@ -49,3 +49,19 @@ def test_a_rank_that_does_not_come_is_named_by_the_step():
     assert told.startswith(
         "weight sync, step 'send': rank 0 waited for the other trainer ranks, at most 1 s ("
     )
+
+
+def _alone(rank):
+    dist.init_process_group("gloo")
+    agreement = RankAgreement(timedelta(seconds=300))
+    with agreement.step("first"):
+        pass
+    try:
+        with agreement.step("second"):
+            raise ValueError("broken")
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_rank_that_is_alone_agrees_with_itself():
+    assert run_ranks(_alone, 1) == ["broken"]

@@ -65,7 +65,7 @@ def send(rank: int, url: str, paths: list[str], flags: dict, dies_at: int | None
     for version, path in enumerate(paths, 3 - len(paths)):
         source.weights = load_file(f"{path}/model.safetensors")
         if version == 3 - len(paths):
-            update.connect([EngineEndpoint(url, None, 1, None)])
+            update.connect([EngineEndpoint(url, None, 1, 0 if flags["colocate"] else None)])
         update.run(version)
     sent = next(numbers)
     update.disconnect()
@@ -82,7 +82,8 @@ def flags_of(transport: str, directory: Path, checkpoints: list[Path]) -> dict:
         rollout_external_engine_addrs=["127.0.0.1:1"],
         rollout_external=True,
         update_weight_buffer_size=1,
-        update_weight_transport="nccl" if transport == "broadcast" else "disk",
+        colocate=transport == "handle",
+        update_weight_transport="disk" if transport in ("disk", "delta") else "nccl",
         update_weight_mode="delta" if transport == "delta" else "full",
         update_weight_disk_dir=str(directory / "versions"),
         update_weight_local_checkpoint_dir=str(directory / "local") if transport == "delta" else None,
@@ -90,10 +91,10 @@ def flags_of(transport: str, directory: Path, checkpoints: list[Path]) -> dict:
     )
 
 
-@pytest.mark.parametrize("transport", ["broadcast", "disk", "delta"])
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.nightly), 4])
+@pytest.mark.parametrize("transport", ["handle", "broadcast", "disk", "delta"])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.nightly), 7])
 def test_its_successor_gives_them_whole_weights(transport, every, server, checkpoints, said, tmp_path):
-    """At each message of two updates, and in the short form at every fourth one."""
+    """At each message of two updates, and in the short form at every seventh one."""
     _, first, second = map(str, checkpoints)
     flags = flags_of(transport, tmp_path, checkpoints)
     endpoint = EngineEndpoint(server.url, None, 1, None)

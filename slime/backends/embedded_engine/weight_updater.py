@@ -8,12 +8,13 @@ import torch
 from slime.backends.embedded_engine.checkpoint import load_checkpoint
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.errors import BadRequest
+from slime.backends.embedded_engine.kept_memory import KeptMemory
 from slime.backends.embedded_engine.named_weights import NamedWeights
 from slime.backends.embedded_engine.tensor_ranks import Named, joined
 from slime.backends.embedded_engine.weight_groups import WeightGroups
 from slime.models.checkpoint.stored_format import StoredFormat
 from slime.utils.accelerator import synchronize
-from slime.utils.tensor_bucket import FlattenedTensorBucket, deserialize_tensors, layout
+from slime.utils.tensor_bucket import FlattenedTensorBucket, Opened, deserialize_tensors, layout
 
 _LOAD_FORMATS = (None, "auto", "direct", "flattened_bucket")
 
@@ -42,6 +43,7 @@ class WeightUpdater:
         self._stored = stored
         self.groups = WeightGroups(parameters.config.device, tp_size)
         self.session: str | None = None
+        self._memory = KeptMemory()
 
     def begin(self, selector: str) -> None:
         if self.session is not None:
@@ -62,11 +64,17 @@ class WeightUpdater:
     ) -> None:
         """Loads a payload for each tensor-parallel rank."""
         self._require_session(load_format)
-        self._load(self.of_ranks(payloads, load_format))
+        try:
+            self._load(self.of_ranks(payloads, load_format, self._memory.storage))
+        finally:
+            self._memory.forget_others()
         self._complete(version, flush)
 
-    def of_ranks(self, payloads: list[str], load_format: str | None) -> Named:
+    def of_ranks(self, payloads: list[str], load_format: str | None, opened: Opened | None = None) -> Named:
         """Reads the tensors of a request, which has a payload for each tensor-parallel rank.
+
+        Args:
+            opened: what stands for shared memory of theirs; by default the sender's lasts as long as they do.
 
         Raises:
             BadRequest: it has not, or they are none.
@@ -77,7 +85,7 @@ class WeightUpdater:
                 f"(wanted: {self._tp_size}, one per TP rank)"
             )
         try:
-            ranks = [named_tensors(deserialize_tensors(payload), load_format) for payload in payloads]
+            ranks = [named_tensors(deserialize_tensors(payload, opened), load_format) for payload in payloads]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise BadRequest(f"serialized_named_tensors: {error}") from error
         return joined(ranks)

@@ -10,8 +10,9 @@ from slime.backends.sglang_utils.client import EngineClient
 from slime.config.weight_update import WeightUpdateConfig
 from slime.processes.reaper import start_memory_reaper
 from slime.training.weights import NamedTensors
+from slime.utils import tensor_bucket
 from slime.utils.accelerator import collect_handles, local_device
-from slime.utils.tensor_bucket import FlatBuffer, FlattenedTensorBucket, serialize_tensors, withdraw_handle
+from slime.utils.tensor_bucket import FlatBuffer, FlattenedTensorBucket, withdraw_handle
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.floor import copy_speed, probe_size
 from slime.weight_sync.transports.session import SessionTransport
@@ -161,7 +162,7 @@ def serialize_bucket(bucket: FlattenedTensorBucket) -> str:
     """
     if bucket.flattened_tensor.device.type == "cpu":
         _remove_memory_at_the_end()
-    return serialize_tensors({"flattened_tensor": bucket.flattened_tensor, "metadata": bucket.metadata})
+    return tensor_bucket.serialize_bucket(bucket)
 
 
 @cache

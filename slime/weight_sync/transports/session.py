@@ -32,8 +32,8 @@ class EngineClients:
         Raises:
             EngineError: of the first engine, in the order of the endpoints, that failed.
         """
-        if not self.clients:
-            return []
+        if len(self.clients) < 2:
+            return [request(client) for client in self.clients]
         with ThreadPoolExecutor(len(self.clients), thread_name_prefix="engine-control") as pool:
             futures = [pool.submit(request, client) for client in self.clients]
         return [future.result() for future in futures]

@@ -10,7 +10,7 @@ from slime.backends.embedded_engine import memory_occupation, weight_updater
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.memory_occupation import MemoryOccupation
 from slime.backends.embedded_engine.weight_updater import WeightUpdater, named_tensors
-from slime.utils.tensor_bucket import FlattenedTensorBucket
+from slime.utils.tensor_bucket import FlatBuffer, FlattenedTensorBucket, serialize_bucket, serialize_tensors
 from tests.each import hold_each
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def parts():
 def payload(monkeypatch):
     """What a payload holds, by its text."""
     held = {"pair": [("w", torch.ones(2))], "none": [("w", 1)]}
-    monkeypatch.setattr(weight_updater, "deserialize_tensors", lambda text: held[text])
+    monkeypatch.setattr(weight_updater, "deserialize_tensors", lambda text, opened: held[text])
 
 
 def test_nothing_is_computed_while_an_update_is_open(parts):
@@ -72,6 +72,25 @@ def test_weights_that_have_come_have_their_version_and_nothing_older_is_shared(
     assert engine.scheduler.weight_version == (version or "1")
     engine.scheduler.forget_shared.assert_called_once_with()
     assert engine.flush.call_count == flush
+
+
+def test_memory_that_weights_come_through_is_kept_for_the_next_ones(parts):
+    """What came by value has none, and what came otherwise is not read as an update."""
+    _, weights, updater = parts
+    updater.begin("all")
+    buffer, places = FlatBuffer(), []
+    for version in ("2", "3"):
+        text = serialize_bucket(buffer.flatten([("w", torch.ones(2) * float(version))]))
+        updater.from_tensors([text], "flattened_bucket", version, False)
+        ((_, tensor),) = weights.update.call_args.args[0]
+        assert tensor.tolist() == [float(version)] * 2
+        places.append(tensor.data_ptr())
+    assert places[0] == places[1] and len(updater._memory._kept) == 1
+    with pytest.raises(BadRequest):
+        updater.from_tensors(["none"], "flattened_bucket", "4", False)
+    assert not updater._memory._kept
+    (_, tensor), *_ = updater.of_ranks([serialize_tensors([("w", torch.ones(2))])], None)
+    assert tensor.tolist() == [1.0, 1.0] and not updater._memory._used
 
 
 def test_a_cache_that_cannot_be_flushed_is_told_of(parts, payload):

@@ -1,0 +1,89 @@
+"""Shared memory of trainers, mapped once for all buckets that come through it."""
+
+import mmap
+import os
+import re
+from dataclasses import dataclass
+
+import torch
+
+_DIRECTORY = "/dev/shm"
+_NAME = re.compile(r"/torch_\w+")
+_HEADER = 64
+"""Bytes in which torch counts who has mapped a file of its own; the data follow."""
+
+
+@dataclass(frozen=True)
+class _Mapping:
+    file: tuple[int, int]
+    data: torch.Tensor
+
+
+class KeptMemory:
+    """Mappings of the files of the last request.
+
+    A trainer keeps the file of its buckets too. Mapping it anew, and touching its pages, costs more than a
+    copy out of it.
+
+    Torch maps it all the same, for as long as a request is read: so it counts its readers. It must not keep
+    that: whoever is the last to let go of a file that is gone already, with its trainer, is aborted.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, _Mapping] = {}
+        self._used: dict[str, _Mapping] = {}
+
+    def storage(self, handle: bytes, mapped: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Returns the same memory by a mapping that is kept; ``mapped`` where there can be none."""
+        name = handle.decode(errors="replace")
+        if not _NAME.fullmatch(name):
+            return mapped
+        found = self._mapping(name, mapped.nbytes())
+        if found is None:
+            return mapped
+        self._used[name] = found
+        return found.data.untyped_storage()
+
+    def forget_others(self) -> None:
+        """Ends a request: lets go of the files that it did not use, and of those that are gone."""
+        self._kept = {name: one for name, one in self._used.items() if _file(name) == one.file}
+        self._used = {}
+
+    def _mapping(self, name: str, nbytes: int) -> _Mapping | None:
+        kept = self._kept.get(name)
+        if kept is not None and kept.file == _file(name) and kept.data.numel() == nbytes:
+            return kept
+        self._kept.clear()  # or there would be two buckets for a while
+        return _mapped(name, nbytes)
+
+
+def _file(name: str) -> tuple[int, int] | None:
+    """Returns which file has the name now."""
+    try:
+        found = os.stat(_DIRECTORY + name, follow_symlinks=False)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _mapped(name: str, nbytes: int) -> _Mapping | None:
+    try:
+        opened = os.open(_DIRECTORY + name, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(opened)
+        if nbytes == 0 or found.st_size < _HEADER + nbytes:  # what lies behind its end must not be touched
+            return None
+        memory = mmap.mmap(opened, _HEADER + nbytes, flags=mmap.MAP_SHARED | _populate())
+    except OSError:
+        return None
+    finally:
+        os.close(opened)
+    data = torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=_HEADER)
+    return _Mapping((found.st_dev, found.st_ino), data)
+
+
+def _populate() -> int:
+    """Returns what has all pages mapped at once, where the system can."""
+    return getattr(mmap, "MAP_POPULATE", 0)
