@@ -20,6 +20,7 @@ from typing import Any
 
 from slime.backends.sglang_utils.client import EngineError
 from slime.backends.sglang_utils.router import RouterError
+from slime.processes.silence import LONGEST_GAP_S, Silence
 from slime.ray.engine import Engine, EngineState
 from slime.ray.served_model import ServedModel
 
@@ -71,7 +72,7 @@ class EngineWatch:
         on_gone: Callable[[ServedModel, Engine], None] = lambda model, engine: None,
     ) -> None:
         self._models, self._times, self._tolerant, self._on_gone = models, times, tolerant, on_gone
-        self._answered: dict[Engine, float] = {}  # when each gave its last healthy answer
+        self._silences: dict[Engine, Silence] = {}  # since the last healthy answer of each
         self._failure: EngineFailure | None = None
         self._changed = threading.Condition(threading.RLock())
         self._stopped = False
@@ -94,7 +95,7 @@ class EngineWatch:
             if self._check_due == math.inf:
                 self._resumes += 1
                 self._checking = set()
-                self._answered = {}
+                self._silences = {}
                 self._check_due = time.monotonic() + self._times.first_wait
                 self._changed.notify_all()
 
@@ -230,13 +231,14 @@ class EngineWatch:
             self.declare_dead(model, engine, reason)
 
     def _check_health(self, model: ServedModel, engine: Engine, resumes: int) -> None:
-        since = self._answered.setdefault(engine, time.monotonic())
+        began, gap = time.monotonic(), self._times.interval + LONGEST_GAP_S
+        silence = self._silences.setdefault(engine, Silence(gap))
         reason = self._sickness(engine)
         if reason is None:
-            self._answered[engine] = time.monotonic()
+            silence.end()
             return
         if not self._tolerant:
-            silent = time.monotonic() - since
+            silent = silence.seconds(began)
             if silent < self._times.hang:
                 return
             reason = (

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from slime.processes import silence
 from slime.ray import engine, engine_watch
 from slime.ray.engine import EngineState
 from slime.ray.engine_watch import EngineFailure, EngineWatch, WatchTimes
@@ -340,7 +341,8 @@ def check_at(make, monkeypatch: pytest.MonkeyPatch):
     """``check_at(seconds, healthy)``: one health check of each engine at that time; and the fleet."""
     fleet = make(tolerant=False, hang=0.3)
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(engine_watch, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    for module in (engine_watch, silence):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
     def check(seconds: float, healthy: bool) -> None:
         clock.now, fleet.cluster.sick[A] = 1000.0 + seconds, healthy
@@ -357,6 +359,16 @@ def test_without_tolerance_one_healthy_answer_is_enough_to_go_on(check_at) -> No
         check(seconds, healthy)
         assert not failed(fleet) and fleet.states == [SERVING, SERVING]
     check(0.92, False)
+    assert failed(fleet)
+
+
+def test_nothing_is_held_against_an_engine_for_the_time_in_which_nobody_asked_it(check_at) -> None:
+    """As where the manager was stopped, between two checks at a bad moment of the engine's."""
+    check, fleet = check_at
+    for seconds, healthy in ((0.0, True), (0.2, False), (600.0, False), (600.29, False)):
+        check(seconds, healthy)
+        assert not failed(fleet)
+    check(600.31, False)
     assert failed(fleet)
 
 

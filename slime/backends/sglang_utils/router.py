@@ -31,6 +31,7 @@ from slime.config.fleet import FleetConfig
 from slime.config.run import options_of, values_of
 from slime.processes.child import ManagedProcess
 from slime.processes.secret_options import hide_options
+from slime.processes.silence import Silence
 from slime.utils.addresses import http_url
 from slime.utils.http_client import KEEPALIVE_S
 from slime.utils.http_utils import bearer_header
@@ -89,7 +90,7 @@ class RouterProcess:
     ) -> None:
         self.process = process
         self._hang_timeout = hang_timeout
-        self._silent_since: float | None = None
+        self._silence = Silence()
         self.url = url
         self._api_key = api_key
         self._http = httpx.Client(
@@ -114,10 +115,9 @@ class RouterProcess:
             return None
         began = time.monotonic()
         if self._answers(min(_HEARTBEAT_S, self._hang_timeout)):
-            self._silent_since = None
+            self._silence.end()
             return None
-        self._silent_since = since = self._silent_since or began
-        silent = time.monotonic() - since
+        silent = self._silence.seconds(began)
         if silent < self._hang_timeout:
             return None
         return f"router {self.url} hangs, {silent:.0f} s without an answer (--rollout-router-hang-timeout)"
@@ -182,7 +182,7 @@ class RouterProcess:
         try:
             response = self._http.request(method, path, json=body)
         except httpx.TransportError as error:
-            self._silent_since = self._silent_since or began
+            self._silence.seconds(began)
             reason = self.failure_reason() or f"{type(error).__name__}: {error}"
             raise RouterError(f"router {self.url}: {method} {path}: {reason}") from error
         except RuntimeError as error:

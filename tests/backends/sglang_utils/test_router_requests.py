@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from slime.backends.sglang_utils import router as router_module
 from slime.backends.sglang_utils.router import RouterError, RouterProcess, router_command
 from slime.config.run import RunConfig
+from slime.processes import silence
 from tests.run_args import config_with
 
 ENGINE = "http://engine:1"
@@ -54,6 +56,15 @@ class Listed:
     @property
     def orders(self):
         return [one for one in self.sent if one[0] != "GET"]
+
+
+@pytest.fixture
+def at(monkeypatch):
+    """``at(seconds)`` sets the clock by which a router is silent."""
+    clock = SimpleNamespace(now=1000.0)
+    for module in (silence, router_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return lambda seconds: setattr(clock, "now", 1000.0 + seconds)
 
 
 def router_of(answer, api_key=None, process=None, **options):
@@ -128,7 +139,7 @@ def test_a_router_that_ended_is_told_of_by_its_end():
 
 
 def test_a_router_that_runs_and_answers_nothing_has_failed_after_the_named_time():
-    """One that is stopped is found by its process: this one only hangs. A single answer clears it."""
+    """One that is stopped is found by its process: this one only hangs."""
     with socket.create_server(("127.0.0.1", 0)) as silent:  # connections come about, and that is all
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         assert RouterProcess(Process(), url).failure_reason() is None
@@ -136,6 +147,9 @@ def test_a_router_that_runs_and_answers_nothing_has_failed_after_the_named_time(
         found = next(filter(None, (router.failure_reason() for _ in range(100))))
         told = r"hangs, \d+ s without an answer \(--rollout-router-hang-timeout\)"
         assert re.fullmatch(f"router {re.escape(url)} {told}", found)
+
+
+def test_a_single_answer_clears_a_router(at):
     hung = True
 
     def answer(request):
@@ -144,14 +158,25 @@ def test_a_router_that_runs_and_answers_nothing_has_failed_after_the_named_time(
         return httpx.Response(200)
 
     router = router_of(answer, hang_timeout=30.0)
-    assert router.failure_reason() is None and router._silent_since is not None
-    router._silent_since -= 29.0
+    look = lambda seconds: at(seconds) or router.failure_reason()
+    assert [look(seconds) for seconds in (0, 10, 20, 29)] == [None] * 4
     hung = False
-    assert router.failure_reason() is None
+    assert look(30) is None
     hung = True
-    assert router.failure_reason() is None
-    router._silent_since -= 30.0
-    assert "hangs, 30 s without" in router.failure_reason()
+    assert [look(seconds) for seconds in (40, 50, 59)] == [None] * 3
+    assert "hangs, 30 s without" in look(60)
+
+
+def test_nothing_is_held_against_a_router_for_the_time_in_which_nobody_asked_it(at):
+    """As where the process that asks was stopped, between two looks at a bad moment of the router's."""
+
+    def answer(request):
+        raise httpx.ReadTimeout("no answer")
+
+    router = router_of(answer, hang_timeout=30.0)
+    look = lambda seconds: at(seconds) or router.failure_reason()
+    assert [look(seconds) for seconds in (0, 600, 610, 620, 629)] == [None] * 5
+    assert "hangs, 30 s without" in look(630)
 
 
 def test_a_request_that_got_no_answer_counts_as_silence():
