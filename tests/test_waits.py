@@ -113,6 +113,7 @@ CALLER = {
     "backends/megatron_utils/server/launch.py: end: thread.join": "a test, or the end of the process",
     "backends/megatron_utils/checkpoint_processes.py: _answer_of: wait": "--train-timeout",
     "cli/api.py: _run: process.wait": "the run's own deadlines",
+    "chaos/faults.py: _will_wake: subprocess.run": "the start of a Python",
     "processes/reaper.py: start_memory_reaper: subprocess.run": "the start of the actor",
     "ray/asynchronous.py: finish: self._pending.result": "--rollout-timeout, in RolloutGroup._finish",
     "ray/asynchronous.py: batch: self._pending.result": "it is there",

@@ -2,8 +2,8 @@
 
 import os
 import signal
-import threading
-from contextlib import suppress
+import subprocess
+import sys
 from enum import StrEnum
 
 PAUSE_S = 5.0
@@ -23,17 +23,34 @@ class Kind(StrEnum):
 
 def strike(kind: Kind, pid: int) -> bool:
     """Returns whether the process was there."""
+    if kind is Kind.PAUSE:
+        _will_wake(pid)
     try:
         os.kill(pid, signal.SIGKILL if kind is Kind.KILL else signal.SIGSTOP)
     except ProcessLookupError:
         return False
-    if kind is Kind.PAUSE:
-        waker = threading.Timer(PAUSE_S, _wake, [pid])
-        waker.daemon = True
-        waker.start()
     return True
 
 
-def _wake(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
+# It is nobody's child, and so lives on if this process is killed meanwhile.
+_WAKER = """
+import os, signal, sys, time
+try:
+    handle = os.pidfd_open(int(sys.argv[1]))  # nobody else, though they had its id by then
+except ProcessLookupError:
+    sys.exit()
+if os.fork():
+    os._exit(0)
+time.sleep(float(sys.argv[2]))
+try:
+    signal.pidfd_send_signal(handle, signal.SIGCONT)
+except ProcessLookupError:
+    pass
+"""
+
+
+def _will_wake(pid: int) -> None:
+    """Returns once somebody is there who lets the process go on when its pause is over."""
+    command = [sys.executable, "-I", "-S", "-c", _WAKER, str(pid), str(PAUSE_S)]
+    nothing = subprocess.DEVNULL
+    subprocess.run(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True, check=True)

@@ -10,6 +10,14 @@ from slime.chaos import faults
 from slime.chaos.faults import Kind, strike
 from slime.processes.stopped import is_running, is_stopped
 
+_PAUSES = """
+import os, sys
+from slime.chaos import faults
+faults.PAUSE_S = 0.5
+assert faults.strike(faults.Kind.PAUSE, int(sys.argv[1]))
+print(flush=True)
+os.kill(os.getpid(), 9)
+"""
 _SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 
 
@@ -42,3 +50,20 @@ def test_a_stopped_process_stays_stopped_and_a_paused_one_goes_on(victim, monkey
     assert strike(Kind.PAUSE, victim.pid)
     _until(lambda: not is_stopped(victim.pid))
     assert is_running(victim.pid)
+
+
+def test_a_paused_process_goes_on_though_who_has_paused_it_was_killed(victim):
+    """As with ``slime chaos`` itself: it would leave a process behind that never ends."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _PAUSES, str(victim.pid)], stdout=subprocess.PIPE
+    ) as striker:
+        assert striker.stdout.readline()
+        assert striker.wait(60) == -9
+    _until(lambda: not is_stopped(victim.pid))
+    assert is_running(victim.pid)
+
+
+def test_nobody_is_paused_who_has_ended(victim):
+    victim.kill()
+    victim.wait(60)
+    assert not strike(Kind.PAUSE, victim.pid)
