@@ -5,6 +5,7 @@
         ...
     if was_terminated():
         leave()
+    end("error: the raylet is gone", status=1)    # the same for another reason
 
 Python calls its handlers between two steps of the main thread, which may be in a call of Ray's for a minute.
 So a thread waits for what the interpreter writes when a signal arrives (``signal.set_wakeup_fd``).
@@ -20,12 +21,13 @@ from types import FrameType
 from typing import NoReturn
 
 STATUS = 128 + signal.SIGTERM
-LAST_LINE = b"terminated by SIGTERM\n"
+LAST_LINE = "terminated by SIGTERM"
 
 _told = threading.Event()
 _leaving = threading.Lock()
 _exit_timeout = 0.0  # seconds for the main thread to leave by itself
 _raised = False
+_outcome = LAST_LINE, STATUS
 
 
 def end_on_sigterm() -> None:
@@ -57,12 +59,21 @@ def was_terminated() -> bool:
     return _told.is_set()
 
 
+def end(last_line: str, status: int) -> None:
+    """Ends this process as a SIGTERM does, for a reason of its own; any thread may call it."""
+    global _outcome
+    if not was_terminated():
+        _outcome = last_line, status
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def leave() -> NoReturn:
     """Writes the last line and ends the process, whatever its other threads do."""
     _leaving.acquire()  # for good: who comes second waits for the end
+    last_line, status = _outcome
     with contextlib.suppress(OSError):  # nobody reads it any more
-        os.write(2, LAST_LINE)
-    os._exit(STATUS)
+        os.write(2, f"{last_line}\n".encode())
+    os._exit(status)
 
 
 def _handle(signum: int, frame: FrameType | None) -> None:
@@ -73,7 +84,7 @@ def _handle(signum: int, frame: FrameType | None) -> None:
     if not _exit_timeout:  # here too, or what the signal has interrupted goes on until the thread runs
         leave()
     _raised = True
-    raise SystemExit(STATUS)
+    raise SystemExit(_outcome[1])
 
 
 def _watch(reader: int) -> None:

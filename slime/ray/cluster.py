@@ -26,6 +26,7 @@ from slime.ray.ending import CannotStart, leaving_within
 from slime.ray.local_start import start_ray
 from slime.ray.node import forget_shared_environment, share_environment
 from slime.ray.preload import modules_of
+from slime.ray.ray_watch import own_processes, ray_watch
 from slime.utils.hardware import can_fork_workers, has_gpu
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,8 @@ def ray_cluster(config: FleetConfig) -> Iterator[None]:
     else:
         _start_local(config)
     try:
-        yield
+        with ray_watch({} if address else own_processes()):
+            yield
     finally:
         if not reaper_ends_it():
             with leaving_within(_LEAVE_TIMEOUT, "leaving the Ray cluster"):

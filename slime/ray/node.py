@@ -9,9 +9,11 @@ from pathlib import Path
 import ray
 
 from slime.processes.private import private_directory, remove_older
+from slime.utils.deadlines import within
 
 LOOPBACK = "127.0.0.1"
 _LOGS_KEPT_DAYS = 30.0
+_ANSWER_TIMEOUT = 60.0  # seconds
 
 # Ray would hide all but its own GPUs from each actor; CUDA IPC between colocated processes needs
 # every GPU of the node visible, so device ids stay physical.
@@ -36,9 +38,14 @@ def node_is_alive() -> bool:
     """Whether Ray still counts this node among those that live.
 
     One whose raylet has been silent for too long is given up for good: nothing can be started there any more.
+    Nor can it where Ray does not say, for which its calls have no deadline.
     """
     here = ray.get_runtime_context().get_node_id()
-    return any(node["NodeID"] == here and node["Alive"] for node in ray.nodes())
+    try:
+        nodes = within(_ANSWER_TIMEOUT, "the list of Ray's nodes", ray.nodes)
+    except TimeoutError:
+        return False
+    return any(node["NodeID"] == here and node["Alive"] for node in nodes)
 
 
 def process_env(extra: dict[str, str] | None = None, *, trainer: bool = False) -> dict[str, str]:

@@ -104,6 +104,26 @@ def test_the_end_does_not_wait_for_a_process_of_ray_that_is_stopped(
     _expect_terminated(training_alone)
 
 
+@pytest.mark.parametrize(
+    ("program", "name", "signum"),
+    [
+        # A step needs it for nothing: it is missed once something has to be started again.
+        pytest.param("gcs/gcs_server", "gcs_server", signal.SIGSTOP, id="gcs stopped"),
+        pytest.param("raylet/raylet", "raylet", signal.SIGSTOP, id="raylet", marks=pytest.mark.nightly),
+        pytest.param("raylet/raylet", "raylet", signal.SIGKILL, id="killed", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_run_ends_by_the_name_of_a_process_of_ray_that_is_stopped_or_gone(
+    program: str, name: str, signum: int, training_alone
+) -> None:
+    pid = training_alone.pid_of(program)
+    os.kill(pid, signum)
+    assert training_alone.wait(300) == 1
+    last = training_alone.output.strip().splitlines()[-1]
+    assert last.startswith(f"error: Ray's {name} (process {pid}) ") and "Ray cannot go on without it" in last
+    training_alone.expect_no_processes()
+
+
 def _expect_terminated(run):
     assert run.wait(300) == 143
     lines = run.output.strip().splitlines()

@@ -64,6 +64,33 @@ def test_a_main_thread_that_runs_no_handler_is_ended(signals: int) -> None:
         assert terminate(process, signals) == "terminated by SIGTERM\n"
 
 
+def test_another_reason_ends_it_the_same_way() -> None:
+    code = """
+import threading
+from slime.processes.termination import end
+threading.Timer(0.1, end, ["error: nobody is left", 7]).start()
+hang()
+"""
+    with driver(code) as process:
+        out, err = process.communicate(timeout=HANGS)
+    assert (process.returncode, out + err) == (7, "error: nobody is left\n")
+
+
+def test_the_first_reason_is_told() -> None:
+    code = """
+from slime.processes.termination import end
+with putting_away(600.0):
+    try:
+        print("ready", flush=True)
+        time.sleep(600)
+    finally:
+        end("error: another", 7)
+        leave()
+"""
+    with driver(code) as process:
+        assert terminate(process) == "terminated by SIGTERM\n"
+
+
 def test_what_is_put_away_is_put_away_though_the_signal_comes_again() -> None:
     code = """
 with putting_away(600.0):

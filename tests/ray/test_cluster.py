@@ -163,6 +163,7 @@ def test_ray_is_not_asked_to_end_what_a_sigterm_to_all_has_ended(
     calls: list[int] = []
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(cluster, "_start_local", lambda args: None)
+    monkeypatch.setattr(cluster, "own_processes", dict)
     monkeypatch.setattr(cluster, "was_terminated", lambda: terminated)
     monkeypatch.setattr(cluster, "_reapers", [None] * reapers)
     monkeypatch.setattr(cluster.ray, "shutdown", lambda: calls.append(1))
