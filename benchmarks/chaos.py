@@ -1,50 +1,65 @@
-"""Faults in real runs of several layouts, and what became of each: one ``slime chaos`` after the other.
+"""Faults in real runs of every layout, and what became of each: one ``slime chaos`` after the other.
 
     python benchmarks/chaos.py [--faults 10] [--seeds 0] [--layouts colocated fsdp]
 
-A tiny model on CPU, eight answers a step, a checkpoint after each. Each run is done undisturbed before, but
-for the asynchronous ones, whose twins differ: the clock says which weights make an answer. Writes what was
-found of each layout and seed, and the faults of all of them by victim. Ends with status 1 if a run did not
-heal.
+A tiny model on CPU, eight answers a step, a checkpoint after each. Each run must end well, leave nothing,
+have a row for every rollout and every step, no sample of weights that were not there yet, and books on which
+each group of samples is trained on once. A synchronous one is done undisturbed before, and must have the
+numbers of that twin; the asynchronous ones promise none, since the clock says which weights make an answer.
+
+Writes what was found of each layout and seed, with the commit and the load of the machine, and the faults of
+all of them by victim. Results add up: a run replaces the one of its layout and seed, ``--anew`` all. Ends
+with status 1 if a run did not heal.
 """
 
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+import torch  # noqa: E402
+
 from examples.calculator_tool.make_data import main as make_data  # noqa: E402
 from slime.chaos.disturbance import Outcome  # noqa: E402
 from slime.chaos.faults import Kind  # noqa: E402
 from slime.chaos.report import victims  # noqa: E402
 from slime.cli.chaos import run as run_chaos  # noqa: E402
+from slime.observability.jsonl import read_metrics  # noqa: E402
 from slime.utils.types import Sample  # noqa: E402
 from tools.make_tiny_model import main as make_tiny_model  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "chaos.json"
 _FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
-_ENGINES = ("--rollout-num-gpus", "2", "--use-fault-tolerance")
-LAYOUTS: dict[str, Sequence[str]] = {
-    "colocated": ("--colocate", "--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "1"),
-    "two ranks, engines replaced": ("--actor-num-gpus-per-node", "2", *_ENGINES),
-    "fsdp": ("--train-backend", "fsdp", "--actor-num-gpus-per-node", "2", "--rollout-num-gpus", "1"),
-    "ppo": (
-        *("--advantage-estimator", "ppo", "--actor-num-gpus-per-node", "1", "--rollout-num-gpus", "1"),
-        *("--critic-num-gpus-per-node", "1"),
-    ),
-    "async": ("--async", "--actor-num-gpus-per-node", "1", *_ENGINES),
-    "fully async": (
-        *("--async", "--rollout-function-path", _FULLY_ASYNC, "--actor-num-gpus-per-node", "1", *_ENGINES),
-    ),
+_TOLERANT, _ASYNC = "--use-fault-tolerance", "--async"
+PROMPTS, ANSWERS = 2, 4
+
+
+def _gpus(ranks: int, engines: int) -> tuple[str, ...]:
+    return "--actor-num-gpus-per-node", str(ranks), "--rollout-num-gpus", str(engines)
+
+
+LAYOUTS: Mapping[str, Sequence[str]] = {
+    "one rank": (*_gpus(1, 2), _TOLERANT),
+    "two ranks, engines replaced": (*_gpus(2, 2), _TOLERANT),
+    "colocated": ("--colocate", *_gpus(2, 2), _TOLERANT),
+    "not tolerant": ("--colocate", *_gpus(1, 1)),
+    "fsdp": ("--train-backend", "fsdp", *_gpus(2, 2), _TOLERANT),
+    "ppo": ("--advantage-estimator", "ppo", "--critic-num-gpus-per-node", "1", *_gpus(1, 2), _TOLERANT),
+    "async": (_ASYNC, *_gpus(1, 2), _TOLERANT),
+    "async, two ranks": (_ASYNC, *_gpus(2, 2), _TOLERANT),
+    "fully async": (_ASYNC, "--rollout-function-path", _FULLY_ASYNC, *_gpus(1, 2), _TOLERANT),
 }
+"""The flags of each; one that is asynchronous has no twin with the same numbers."""
 
 
 async def parity_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
@@ -66,28 +81,83 @@ def flags(directory: Path, layout: Sequence[str], steps: int) -> list[str]:
         *("--prompt-data", directory / "data" / "rl.jsonl", "--input-key", "prompt", "--label-key", "label"),
         *("--apply-chat-template", "--rollout-max-response-len", 12, "--num-rollout", steps),
         *("--custom-rm-path", "benchmarks.chaos.parity_reward"),
-        *("--rollout-batch-size", 2, "--n-samples-per-prompt", 4, "--global-batch-size", 8),
+        *(
+            "--rollout-batch-size",
+            PROMPTS,
+            "--n-samples-per-prompt",
+            ANSWERS,
+            "--global-batch-size",
+            PROMPTS * ANSWERS,
+        ),
         *("--use-dynamic-batch-size", "--max-tokens-per-gpu", 512, "--lr", 1e-4),
         *("--save-interval", 1, "--keep-checkpoints", 2, "--max-restarts", 10, *layout),
     ]
     return list(map(str, words))
 
 
-def measure(layout: str, seed: int, faults: int, steps: int, reports: Path | None) -> dict[str, Any]:
-    """What `slime chaos` found."""
+def measure(layout: str, seed: int, plan: Sequence[str], steps: int, reports: Path | None) -> dict[str, Any]:
+    """What `slime chaos` found, and what the run has broken of its promises beside that.
+
+    Args:
+        plan: words about the faults.
+        reports: where the run is kept.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
         prepare(directory)
-        place = (
-            reports / f"{layout.replace(' ', '-').replace(',', '')}-{seed}"
-            if reports
-            else directory / "chaos"
-        )
-        twin = [] if "--async" in LAYOUTS[layout] else ["--twin"]
-        asked = [str(place), "--faults", str(faults), "--seed", str(seed), "--stuck-after", "300", *twin]
+        name = f"{layout.replace(' ', '-').replace(',', '')}-{seed}"
+        place = reports / name if reports else directory / "chaos"
+        twin = [] if _ASYNC in LAYOUTS[layout] else ["--twin"]
+        asked = [str(place), "--seed", str(seed), "--stuck-after", "300", *plan, *twin]
+        load = os.getloadavg()[0]
         run_chaos([*asked, "--", *flags(directory, LAYOUTS[layout], steps)])
         found: dict[str, Any] = json.loads((place / "chaos.json").read_text())
-    return {"layout": layout, **found, "differences": (found["differences"] or [])[:10]}
+        found["problems"] += broken_promises(place / "disturbed", steps)
+    found["differences"] = (found["differences"] or [])[:10]
+    return {"layout": layout, "commit": _commit(), "load_before": round(load, 1), **found}
+
+
+def broken_promises(run: Path, steps: int) -> Iterator[str]:
+    """Yields what does not hold of a run that has ended, whatever the clock said.
+
+    Args:
+        run: its directory.
+        steps: rollouts that it was to make, and steps.
+    """
+    axes = read_metrics(run / "metrics.jsonl")
+    for axis in ("rollout", "train"):
+        if missing := set(range(steps)) - axes[axis].keys():
+            yield f"no row of {axis} {', '.join(map(str, sorted(missing)[:10]))}"
+        if more := [step for step in axes[axis] if step >= steps]:
+            yield f"rows of {axis} that were not to be: {more[:10]}"
+    for step, row in axes["rollout"].items():
+        if any(value < 0 for name, value in row.items() if "staleness" in name):
+            yield f"rollout {step} has samples of weights that were not there yet"
+    try:
+        yield from _errors_in_books(run, steps)
+    except (OSError, RuntimeError) as error:
+        yield f"the state of the data cannot be read: {error}"
+
+
+def _errors_in_books(run: Path, steps: int) -> Iterator[str]:
+    state = torch.load(run / "rollout" / f"global_dataset_state_dict_{steps - 1}.pt", weights_only=True)
+    books = state["ledger"]
+    if books["trained"] != steps * PROMPTS:
+        yield f"{books['trained']} groups were trained on (wanted: {steps * PROMPTS})"
+    places = [books[fate] for fate in ("trained", "filtered", "buffered", "leased")]
+    if books["issued"] != sum(places) + sum(books["dropped"].values()):
+        yield f"groups are lost or came from nowhere: {books}"
+    numbers = [sample["group_index"] for group in state.get("leased", []) for sample in group]
+    if twice := [number for number in set(numbers) if numbers.count(number) > ANSWERS]:
+        yield f"groups are out twice: {twice[:10]}"
+
+
+def _commit() -> str:
+    """The commit that runs; with a plus if files of the product differ from it."""
+    git = ["git", "-C", str(ROOT)]
+    commit = subprocess.run([*git, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True).stdout
+    changed = subprocess.run([*git, "status", "--porcelain", "slime"], capture_output=True).stdout
+    return commit.strip() + "+" * bool(changed)
 
 
 def by_victim(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -98,29 +168,58 @@ def by_victim(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [vars(row) for row in victims(outcomes)]
 
 
+def kept(output: Path, anew: bool) -> list[dict[str, Any]]:
+    """The runs of which results are there already."""
+    if anew or not output.exists():
+        return []
+    runs: list[dict[str, Any]] = json.loads(output.read_text())["runs"]
+    return runs
+
+
+def with_run(runs: Sequence[dict[str, Any]], found: dict[str, Any]) -> list[dict[str, Any]]:
+    """All runs, of which ``found`` replaces the one of its layout and seed."""
+    key = lambda run: (run["layout"], run["plan"]["seed"])
+    return sorted([*(run for run in runs if key(run) != key(found)), found], key=key)
+
+
+def write(output: Path, runs: Sequence[dict[str, Any]]) -> None:
+    """Writes the results."""
+    kinds = Counter(fault["kind"] for found in runs for fault in found["outcomes"])
+    results = {"faults": kinds, "by_victim": by_victim(runs), "runs": runs}
+    output.write_text(json.dumps(results, indent=1) + "\n")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and writes the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--faults", type=int, default=10, help="in each run")
+    parser.add_argument(
+        "--kinds", default="", help="as slime chaos takes them; one that is named twice is twice as likely"
+    )
+    parser.add_argument("--victims", default="", help="as slime chaos takes them")
     parser.add_argument("--steps", type=int, default=12, help="of each run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS))
     parser.add_argument("--reports", type=Path, help="keeps the runs and their reports here")
+    parser.add_argument("--anew", action="store_true", help="forgets the results that are there")
     parser.add_argument("--output", type=Path, default=RESULTS)
     asked = parser.parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    runs: list[dict[str, Any]] = []
+    plan = ["--faults", str(asked.faults), "--victims", asked.victims]
+    plan += ["--kinds", asked.kinds] if asked.kinds else []
+    runs, failed = kept(asked.output, asked.anew), False
     for seed in asked.seeds:
         for layout in asked.layouts:
             print(f"== {layout}, seed {seed}", flush=True)
-            runs.append(measure(layout, seed, asked.faults, asked.steps, asked.reports))
-            results = {"faults": sum(len(found["outcomes"]) for found in runs)}
-            results |= {"by_victim": by_victim(runs), "runs": runs}
-            asked.output.write_text(json.dumps(results, indent=1) + "\n")
-    if any(found["problems"] for found in runs):
+            found = measure(layout, seed, plan, asked.steps, asked.reports)
+            print(*found["problems"], sep="\n", flush=True)
+            failed |= bool(found["problems"])
+            runs = with_run(runs, found)
+            write(asked.output, runs)
+    if failed:
         sys.exit("error: a run did not heal as it should (see its problems)")
 
 

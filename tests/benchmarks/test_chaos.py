@@ -1,0 +1,81 @@
+"""What `benchmarks/chaos.py` wants of a run beside what ``slime chaos`` does, and how its results add up."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.chaos import LAYOUTS, broken_promises, kept, with_run, write
+
+STEPS = 3
+BOOKS = {"issued": 9, "trained": 6, "filtered": 0, "dropped": {"surplus": 1}, "buffered": 1, "leased": 1}
+
+
+def _run(directory: Path, rows: list[dict[str, Any]], books: dict[str, Any], leased: list[int]) -> Path:
+    (directory / "rollout").mkdir()
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    state = {"ledger": books, "leased": [[{"group_index": number}] * 4 for number in leased]}
+    torch.save(state, directory / "rollout" / f"global_dataset_state_dict_{STEPS - 1}.pt")
+    return directory
+
+
+def _rows(rollouts: int = STEPS, steps: int = STEPS, staleness: float = 1.0) -> list[dict[str, Any]]:
+    numbers = {"rollout": rollouts, "train": steps}
+    return [
+        {"axis": axis, "step": step, "time": 1.0, "rollout/staleness/min": staleness}
+        for axis, count in numbers.items()
+        for step in range(count)
+    ]
+
+
+def test_a_whole_run_has_broken_nothing(tmp_path):
+    assert list(broken_promises(_run(tmp_path, _rows(), BOOKS, [7]), STEPS)) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "books", "leased", "told"),
+    [
+        (_rows(rollouts=2), BOOKS, [], "no row of rollout 2"),
+        (_rows(steps=1), BOOKS, [], "no row of train 1, 2"),
+        (_rows(steps=4), BOOKS, [], "rows of train that were not to be: [3]"),
+        (_rows(staleness=-1.0), BOOKS, [], "rollout 0 has samples of weights that were not there yet"),
+        (_rows(), BOOKS | {"trained": 5, "leased": 2}, [], "5 groups were trained on (wanted: 6)"),
+        (_rows(), BOOKS | {"leased": 0}, [], "groups are lost or came from nowhere"),
+        (_rows(), BOOKS, [7, 8, 7], "groups are out twice: [7]"),
+    ],
+)
+def test_what_is_broken_is_told(rows, books, leased, told, tmp_path):
+    found = list(broken_promises(_run(tmp_path, rows, books, leased), STEPS))
+    assert found and found[0].startswith(told), found
+
+
+def test_a_run_that_has_left_no_state_is_told_of(tmp_path):
+    directory = _run(tmp_path, _rows(), BOOKS, [])
+    next((directory / "rollout").iterdir()).unlink()
+    (problem,) = broken_promises(directory, STEPS)
+    assert problem.startswith("the state of the data cannot be read")
+
+
+def test_results_add_up_and_a_run_replaces_the_one_of_its_layout_and_seed(tmp_path):
+    def found(layout: str, seed: int, kind: str) -> dict[str, Any]:
+        fault = dict(kind=kind, role="engine", pid=1, at_s=1.0, steps=1, restarts=0, recovered_s=2.0)
+        return {"layout": layout, "plan": {"seed": seed}, "outcomes": [fault], "problems": []}
+
+    output = tmp_path / "results.json"
+    for one in (("a", 0, "kill"), ("b", 0, "kill"), ("a", 1, "stop"), ("b", 0, "pause")):
+        write(output, with_run(kept(output, anew=False), found(*one)))
+    results = json.loads(output.read_text())
+    assert [(run["layout"], run["plan"]["seed"]) for run in results["runs"]] == [("a", 0), ("a", 1), ("b", 0)]
+    assert results["faults"] == {"kill": 1, "stop": 1, "pause": 1}
+    assert {(row["kind"], row["struck"]) for row in results["by_victim"]} == {
+        *(("kill", 1), ("stop", 1), ("pause", 1))
+    }
+    assert kept(output, anew=True) == []
+
+
+def test_every_way_to_run_is_there():
+    words = [" ".join(map(str, layout)) for layout in LAYOUTS.values()]
+    for way in ("--colocate", "fsdp", "ppo", "--async", "fully_async", "per-node 1", "per-node 2"):
+        assert any(way in flags for flags in words), way
