@@ -44,6 +44,44 @@ def test_engines_learn_the_version_with_the_last_bucket(transport):
         ]
 
 
+MIB = torch.empty(512, 512)
+FORMS = {
+    "large": ([MIB, MIB], 1, None),
+    "large, in a format that gloo does not know": (
+        [MIB, MIB.view(torch.float8_e4m3fn)],
+        1,
+        "flattened_bucket",
+    ),
+    "small on average": ([MIB, MIB[:1]], 1, "flattened_bucket"),
+    "for an engine of two ranks": ([MIB, MIB], 2, "flattened_bucket"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_large_tensors_go_as_they_are_to_engines_that_keep_all_of_them(transport, monkeypatch, form):
+    tensors, gpus, load_format = FORMS[form]
+    sent = []
+    monkeypatch.setattr(broadcast, "_LEAST_MEAN", MIB.nbytes)
+
+    def carry(tensors, answers):
+        sent.extend(tensors)
+        for answer in answers:
+            answer.result()
+
+    monkeypatch.setattr(transport, "_broadcast", carry)
+    transport._engines.endpoints = [MagicMock(num_gpus=1), MagicMock(num_gpus=gpus)]
+    bucket = [(str(number), tensor) for number, tensor in enumerate(tensors)]
+    transport.open("7", MagicMock(needs_session=False, sent=None))
+    nbytes = sum(tensor.nbytes for tensor in tensors)
+    assert transport.send(bucket, is_last=True) == nbytes == sum(tensor.nbytes for tensor in sent)
+    (call,) = {str(c.update_weights_from_distributed.call_args.kwargs) for c in transport._engines.clients}
+    assert f"'load_format': {load_format!r}" in call
+    if load_format is None:
+        assert [tensor.data_ptr() for tensor in sent] == [tensor.data_ptr() for tensor in tensors]
+    else:
+        assert [tensor.dtype for tensor in sent] == [torch.uint8]
+
+
 def test_a_run_does_not_take_the_name_of_a_group_that_another_has_left_in_an_engine(monkeypatch):
     """SGLang refuses a name that it knows, and a run that is killed does not say goodbye."""
     names = set()
@@ -94,7 +132,7 @@ def test_a_group_whose_broadcast_failed_is_left_beside_the_run(monkeypatch):
     refused.set_exception(OSError("refused"))
     transport._group = group
     with pytest.raises(OSError, match="refused"):
-        transport._broadcast(torch.ones(2), [refused])
+        transport._broadcast([torch.ones(2)], [refused])
     assert begun.wait(300) and transport._group is None and not given_up.is_set()
     (thread,) = [one for one in threading.enumerate() if one.name == "abandon-group"]
     group.abort.assert_called_once_with()
@@ -107,5 +145,5 @@ def test_a_broadcast_ends_before_its_memory_is_used_again(monkeypatch):
     made, work, answered = BroadcastTransport(CONFIG), MagicMock(), Future()
     answered.set_result(None)
     monkeypatch.setattr(broadcast.dist, "broadcast", lambda *_, **__: work)
-    made._broadcast(torch.ones(2), [answered])
+    made._broadcast([torch.ones(2)], [answered])
     work.wait.assert_called_once_with()

@@ -115,6 +115,36 @@ def test_engines_hold_the_trainers_weights_after_a_sync(engines, checkpoints, tr
     assert [by_rank[-1] for by_rank in sent[:sources]] == [model_bytes] * sources
 
 
+def _sync_one_by_one(rank, args, checkpoint, endpoints):
+    """Tensors are broadcast as large ones are; returns in which forms buckets went."""
+    from slime.weight_sync.transports import broadcast
+
+    broadcast._LEAST_MEAN, forms = 0, set()
+    announced = EngineClient.update_weights_from_distributed
+
+    def note(client, *args, load_format, **options):
+        forms.add(str(load_format))
+        announced(client, *args, load_format=load_format, **options)
+
+    EngineClient.update_weights_from_distributed = note
+    _sync(rank, args, checkpoint, "broadcast", endpoints, [1, 2])
+    return sorted(forms)
+
+
+@pytest.mark.parametrize("layout", ["tp2", "pp2"])
+def test_engines_hold_large_tensors_that_came_one_by_one(engines, checkpoints, layout):
+    """They are received into the weights themselves."""
+    engines[0].update_weights_from_disk(checkpoints[TRAINER], flush_cache=True)
+    wanted = _checksum(engines[0])
+    engines[0].update_weights_from_disk(checkpoints[ENGINE], weight_version="old", flush_cache=True)
+    args = make_args(checkpoints[TRAINER], update_weight_buffer_size=60_000, **LAYOUTS[layout])
+    endpoints = _endpoints(engines, "broadcast")
+    forms, _ = run_ranks(_sync_one_by_one, 2, args, checkpoints[TRAINER], endpoints)
+    assert forms == ["None"]
+    assert [_checksum(engine) for engine in engines] == [wanted, wanted]
+    assert [engine.weight_version() for engine in engines] == ["2", "2"]
+
+
 def test_engines_load_what_a_trainer_has_written(engines, checkpoints, tmp_path):
     engines[0].update_weights_from_disk(checkpoints[TRAINER], flush_cache=True)
     wanted = _checksum(engines[0])

@@ -98,7 +98,12 @@ class WeightUpdater:
         version: str | None,
         flush: bool,
     ) -> None:
-        """Receives (name, dtype, shape) tensors that rank 0 of a group broadcasts."""
+        """Receives (name, dtype, shape) tensors that rank 0 of a group broadcasts.
+
+        Raises:
+            BadRequest: a tensor does not fit, or there is no such group; nothing is changed. When the group
+                breaks some weights may have changed, and parts of one.
+        """
         self._require_session(load_format)
         device = self.groups.device(name)
         for weight, dtype, shape in specs:
@@ -113,11 +118,14 @@ class WeightUpdater:
                 for flat in flats
             ]
         else:
+            places = self._places(specs, device)
+            rest = [spec for spec in specs if spec[0] not in places]
             ranks = [
-                [(weight, torch.empty(shape, dtype=dtype, device=device)) for weight, dtype, shape in specs]
+                [(weight, torch.empty(shape, dtype=dtype, device=device)) for weight, dtype, shape in rest]
                 for _ in range(self._tp_size)
             ]
-            self.groups.receive(name, [[tensor for _, tensor in named] for named in ranks])
+            whole = [{**places, **dict(named)} for named in ranks]
+            self.groups.receive(name, [[held[weight] for weight, *_ in specs] for held in whole])
         self._load(joined(ranks))
         self._complete(version, flush)
 
@@ -163,6 +171,19 @@ class WeightUpdater:
         except ValueError as error:
             raise BadRequest(str(error)) from error
         self._parameters.update(plain)
+
+    def _places(
+        self, specs: list[tuple[str, torch.dtype, tuple[int, ...]]], device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        """Weights that tensors of these specs can be received into, without a copy."""
+        if self._stored is not None or self._tp_size > 1:
+            return {}
+        found = {}
+        for weight, dtype, shape in specs:
+            place = self._parameters.destination(weight, shape, dtype)
+            if place is not None and (place.dtype, place.device) == (dtype, device) and place.is_contiguous():
+                found[weight] = place
+        return found
 
     def _check(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         """Raises BadRequest if a tensor that is to be received does not fit."""

@@ -28,6 +28,10 @@ from slime.weight_sync.transports.session import SessionTransport
 
 logger = logging.getLogger(__name__)
 
+_LEAST_MEAN = 2 * 1024**2
+"""Bytes of the tensors of a bucket, on average, from which on they are broadcast one by one."""
+_KNOWN_TO_GLOO = (torch.float32, torch.bfloat16, torch.float16)
+
 
 class BroadcastTransport(SessionTransport):
     """One group for all engines: trainer rank 0, then the ranks of each engine in turn.
@@ -35,7 +39,9 @@ class BroadcastTransport(SessionTransport):
     A group per pipeline stage would let stages broadcast at the same time. It is not needed: the backend
     brings every stage's tensors to rank 0, which moves the same bytes once more, between trainers.
 
-    Each bucket is one flat uint8 tensor (``load_format="flattened_bucket"``), its metadata goes by HTTP.
+    A bucket is one flat uint8 tensor (``load_format="flattened_bucket"``), its metadata goes by HTTP. Between
+    hosts' memories large tensors go one by one instead: the copies into the flat tensor and out of it would
+    take as long as half of the way.
     """
 
     def __init__(self, config: WeightUpdateConfig) -> None:
@@ -54,7 +60,7 @@ class BroadcastTransport(SessionTransport):
     def send(self, bucket: NamedTensors, is_last: bool) -> int:
         if self._group is None:
             return 0
-        flat = self._buffer.flatten(bucket)
+        tensors, load_format = self._form(bucket)
         names = [name for name, _ in bucket]
         dtypes = [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket]
         shapes = [list(tensor.shape) for _, tensor in bucket]
@@ -65,14 +71,25 @@ class BroadcastTransport(SessionTransport):
                 dtypes,
                 shapes,
                 self._group_name,
-                load_format="flattened_bucket",
+                load_format=load_format,
                 weight_version=self._version if is_last else None,
             )
 
         with _threads(len(self._engines.clients), "announce-bucket") as pool:
             answers = [pool.submit(announce, client) for client in self._engines.clients]
-            self._broadcast(flat.flattened_tensor, answers)
-        return flat.flattened_tensor.nbytes
+            self._broadcast(tensors, answers)
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def _form(self, bucket: NamedTensors) -> tuple[list[torch.Tensor], str | None]:
+        """What is broadcast, and how engines are told to load it."""
+        if self._takes_tensors and _are_large(bucket):
+            return [tensor.detach().contiguous() for _, tensor in bucket], None
+        return [self._buffer.flatten(bucket).flattened_tensor], "flattened_bucket"
+
+    @property
+    def _takes_tensors(self) -> bool:
+        """Whether engines can receive tensors into their own: those of one rank, which keeps all of each."""
+        return all(endpoint.num_gpus == 1 for endpoint in self._engines.endpoints)
 
     def _leave(self) -> None:
         if name := self._group_name:
@@ -114,18 +131,20 @@ class BroadcastTransport(SessionTransport):
             answers = [pool.submit(invite, client) for client in self._engines.clients]
             self._await_answers([pool.submit(join), *answers])
 
-    def _broadcast(self, flat: torch.Tensor, answers: list[Future[None]]) -> None:
-        work = dist.broadcast(flat, src=0, group=self._group, async_op=True)
+    def _broadcast(self, tensors: Sequence[torch.Tensor], answers: list[Future[None]]) -> None:
+        works = [dist.broadcast(tensor, src=0, group=self._group, async_op=True) for tensor in tensors]
         try:
             self._await_answers(answers)
-            work.wait()
+            for work in works:
+                work.wait()
+                del work
         except Exception:
-            group, self._group = self._group, None
-            threading.Thread(target=_abandon, args=(group, work), name="abandon-group", daemon=True).start()
-            del group
+            group, self._group, left = self._group, None, [*works]
+            threading.Thread(target=_abandon, args=(group, left), name="abandon-group", daemon=True).start()
+            del group, left
             raise
         finally:
-            del work  # the traceback of a failure would keep it, and it the group's connections
+            works.clear()  # the traceback of a failure would keep them, and they the group's connections
 
     def _await_answers(self, answers: list[Future[None]]) -> None:
         """Returns when all have answered, raises as soon as one has failed."""
@@ -139,8 +158,14 @@ class BroadcastTransport(SessionTransport):
             )
 
 
-def _abandon(group: dist.ProcessGroup, work: dist.Work) -> None:
-    """Leaves a group whose broadcast failed, once that has ended here.
+def _are_large(bucket: NamedTensors) -> bool:
+    """Whether tensors of the host are worth a broadcast each."""
+    known = all(tensor.device.type == "cpu" and tensor.dtype in _KNOWN_TO_GLOO for _, tensor in bucket)
+    return known and sum(tensor.nbytes for _, tensor in bucket) >= _LEAST_MEAN * len(bucket)
+
+
+def _abandon(group: dist.ProcessGroup, works: list[dist.Work]) -> None:
+    """Leaves a group whose broadcasts failed, once they have ended here.
 
     When one engine has died the others wait on for the bucket, and for nothing else, until this process
     closes its connections: when nothing refers to the group or its work any more. One that refused leaves
@@ -148,7 +173,9 @@ def _abandon(group: dist.ProcessGroup, work: dist.Work) -> None:
     """
     with contextlib.suppress(RuntimeError):
         group.abort()  # ends a broadcast over NCCL; gloo knows no such thing
-        work.wait()
+    while works:
+        with contextlib.suppress(RuntimeError):
+            works.pop(0).wait()
     dist.destroy_process_group(group)
 
 

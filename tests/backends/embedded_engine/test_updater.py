@@ -18,11 +18,13 @@ CPU = torch.device("cpu")
 
 def weights_of_a_model():
     """They have an embedding of 6 numbers, and a place for ``w`` [2] in float32."""
+    place = torch.zeros(2)
     return MagicMock(
         config=SimpleNamespace(device=CPU, dtype=torch.float32),
         embedding=torch.zeros(2, 3),
+        place=place,
         destination=lambda name, shape, dtype: (
-            torch.zeros(2) if (name, shape, dtype) == ("w", (2,), torch.float32) else None
+            place if (name, shape, dtype) == ("w", (2,), torch.float32) else None
         ),
         copy=lambda: "before",
     )
@@ -170,11 +172,43 @@ def test_a_group_brings_the_tensors_that_were_announced(parts, load_format):
     specs = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in sent.items()]
     updater.from_group("g", specs, load_format, "2", False)
     found = dict(weights.update.call_args.args[0])
+    if load_format != "flattened_bucket":  # it lies in its place already
+        assert "w" not in found
+        found["w"] = weights.place
     assert {name: tensor.tolist() for name, tensor in found.items()} == {"w": [1.0, 2.0], "x": [[3], [4]]}
     given.clear()
     if load_format != "flattened_bucket":
         updater.from_group("g", [], load_format, "3", False)
         assert weights.update.call_args.args[0] == []
+
+
+PLACES = {
+    "fits": torch.zeros(2, 2),
+    "of another format": torch.zeros(2, 2, dtype=torch.bfloat16),
+    "not in a row": torch.zeros(2, 2).T,
+    "elsewhere": torch.zeros(2, 2, device="meta"),
+    "nowhere": None,
+}
+
+
+@pytest.mark.parametrize("kind", ["plain", "quantised", "of two ranks"])
+def test_what_fits_is_received_where_it_belongs_and_the_rest_is_copied_there(kind):
+    engine, weights = MagicMock(released=set()), weights_of_a_model()
+    weights.destination = lambda name, shape, dtype: PLACES[name]
+    stored = SimpleNamespace(spec=lambda name: None, decode=lambda named: named)
+    updater = WeightUpdater(
+        engine, weights, stored if kind == "quantised" else None, 2 if kind == "of two ranks" else 1
+    )
+    received = []
+    updater.groups = MagicMock(device=lambda name: CPU, receive=lambda name, ranks: received.extend(ranks))
+    updater.begin("all")
+    updater.from_group("g", [(name, torch.float32, (2, 2)) for name in PLACES], None, "2", False)
+    copied = [name for name, _ in weights.update.call_args.args[0]]
+    assert copied == [name for name in PLACES if name != "fits" or kind != "plain"]
+    for tensors in received:
+        held = [any(tensor is place for place in PLACES.values()) for tensor in tensors]
+        assert held == [name not in copied for name in PLACES]
+        assert [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors] == [(torch.float32, (2, 2))] * 5
 
 
 @pytest.mark.parametrize(("size", "taken"), [(12, True), (13, False)])
