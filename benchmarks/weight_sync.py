@@ -6,8 +6,12 @@ One trainer process (this one, megatron-core, float32) and one embedded engine, 
 from pause to continue, HTTP included; the plain copy moves every parameter once into tensors that exist
 already. The floor of a transport is what its path takes without us: by handle two such copies, into the flat
 tensor and out of it; over the process group a broadcast of the same buckets by gloo alone, to another process
-that receives them in the same memory each time. Everything happens in one run, in turns, so that
-the ratios do not depend on the machine's mood. CPU seconds are those of trainer and engine together.
+that receives them in the same memory each time; by disk a file of as many bytes that is written in a row,
+with which only the writing of a version is compared: engines generate meanwhile. Everything
+happens in one run, in turns, so that the ratios do not depend on the machine's mood. CPU seconds are
+those of trainer and engine together.
+
+Changes are those of bfloat16 weights after a step of Adam's first kind: every float32 weight moves by 1e-6.
 """
 
 import argparse
@@ -22,6 +26,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -66,7 +71,7 @@ def make_checkpoint(path: Path, size: str) -> None:
     Qwen3ForCausalLM(config).float().save_pretrained(path)
 
 
-def make_args(checkpoint: Path) -> Namespace:
+def make_args(checkpoint: Path, **flags: Any) -> Namespace:
     from slime.models import shape_from_hf_config
     from tests.run_args import run_args
 
@@ -79,6 +84,7 @@ def make_args(checkpoint: Path) -> Namespace:
         fp32=True,
         **ONE_RANK,
         update_weight_buffer_size=BUCKET_BYTES,
+        **flags,
     )
 
 
@@ -162,21 +168,63 @@ def receive(url: str, sizes: Sequence[int]) -> NoReturn:
         dist.barrier(group=group)
 
 
+def file_alone(total: int, directory: Path) -> Callable[[], None]:
+    """What writes so many bytes to a new file, and like versions does not wait for the disk."""
+    memory, path = torch.ones(total, dtype=torch.uint8).numpy().data, directory / "alone"
+
+    def write() -> None:
+        path.unlink(missing_ok=True)
+        with path.open("wb", buffering=0) as file:
+            left = memory
+            while left:
+                left = left[file.write(left) :]
+
+    return write
+
+
+def changes(model: Sequence[torch.nn.Module]) -> dict[str, dict[str, float]]:
+    """Takes both encodings: their part of all bytes, and bytes of weights per second both ways."""
+    from slime.weight_sync.versions.codec import apply, bytes_in, difference
+
+    exact = [param.data.float() for chunk in model for param in chunk.parameters()]
+    before = [weight.bfloat16() for weight in exact]
+    after = [(weight + 1e-6 * torch.randn_like(weight).sign()).bfloat16() for weight in exact]
+    pairs = [(bytes_in(new), bytes_in(old)) for new, old in zip(after, before, strict=True)]
+    total = sum(new.size for new, _ in pairs)
+    rows = {}
+    for encoding in ("xor", "overwrite"):
+        start = time.perf_counter()
+        found = [difference(new, old, encoding) for new, old in pairs]
+        encoded = time.perf_counter() - start
+        changed = [(pair, change.payload) for pair, change in zip(pairs, found, strict=True) if change]
+        start = time.perf_counter()
+        for (new, old), payload in changed:
+            assert (apply(old, payload, encoding) == new).all()
+        applied = time.perf_counter() - start
+        sent = sum(len(payload) for _, payload in changed)
+        rows[encoding] = {
+            "share_of_bytes": sent / total,
+            "encode_bytes_per_s": total / encoded,
+            "apply_bytes_per_s": total / applied,
+        }
+    return rows
+
+
 def measure(
     actions: dict[str, Callable[[], Any]], repeats: int, engine: psutil.Process
 ) -> dict[str, dict[str, float]]:
-    """Median wall seconds and CPU seconds of each action; the actions take turns."""
-    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in actions}
+    """Medians of each action's seconds, and of its report's if it gives one; the actions take turns."""
+    samples: dict[str, list[dict[str, float]]] = {name: [] for name in actions}
     for _ in range(repeats + 1):
         for name, action in actions.items():
             cpu, wall = _cpu_seconds(engine), time.perf_counter()
-            action()
-            samples[name].append((time.perf_counter() - wall, _cpu_seconds(engine) - cpu))
+            report = action()
+            took = {"wall_s": time.perf_counter() - wall, "cpu_s": _cpu_seconds(engine) - cpu}
+            if report is not None:
+                took |= {"transfer_s": report.transfer, "pause_s": report.pause}
+            samples[name].append(took)
     return {
-        name: {
-            "wall_s": statistics.median(wall for wall, _ in taken[1:]),
-            "cpu_s": statistics.median(cpu for _, cpu in taken[1:]),
-        }
+        name: {key: statistics.median(one[key] for one in taken[1:]) for key in taken[0]}
         for name, taken in samples.items()
     }
 
@@ -191,12 +239,14 @@ def run(size: str, repeats: int, directory: Path) -> dict[str, Any]:
     from slime.config.run import run_config
     from slime.utils.types import EngineEndpoint
     from slime.weight_sync.transports.broadcast import BroadcastTransport
+    from slime.weight_sync.transports.disk import DiskTransport
     from slime.weight_sync.transports.handle import HandleTransport
     from slime.weight_sync.update import WeightUpdate
 
-    checkpoint = directory / size
+    checkpoint, versions = directory / size, count(1)
     make_checkpoint(checkpoint, size)
-    args = make_args(checkpoint)
+    written = {"update_weight_disk_dir": str(directory / "versions"), "synced_checkpoint": str(checkpoint)}
+    args = make_args(checkpoint, **written)
     model = load_model(args)
     total = sum(param.nbytes for chunk in model for param in chunk.parameters())
     full, rest = divmod(total, BUCKET_BYTES)
@@ -209,11 +259,15 @@ def run(size: str, repeats: int, directory: Path) -> dict[str, Any]:
         handle.connect([EngineEndpoint(url, None, 1, 0)])
         broadcast = WeightUpdate(config, weights, [BroadcastTransport(config)])
         broadcast.connect([EngineEndpoint(url, None, 1, None)])
+        disk = WeightUpdate(config, weights, [DiskTransport(config)])
+        disk.connect([EngineEndpoint(url, None, 1, None)])
         actions = {
             "gloo_alone": send,
             "plain_copy": plain_copy(model),
             "tensor": lambda: handle.run(1),
             "distributed": lambda: broadcast.run(1),
+            "file_alone": file_alone(total, directory),
+            "disk": lambda: disk.run(next(versions)),
         }
         rows = measure(actions, repeats, psutil.Process(process.pid))
         broadcast.disconnect()
@@ -226,7 +280,8 @@ def run(size: str, repeats: int, directory: Path) -> dict[str, Any]:
         row["share_of_plain_copy"] = rows["plain_copy"]["wall_s"] / row["wall_s"]
     rows["tensor"]["share_of_floor"] = 2 * rows["tensor"]["share_of_plain_copy"]
     rows["distributed"]["share_of_floor"] = rows["gloo_alone"]["wall_s"] / rows["distributed"]["wall_s"]
-    return {"bytes": total, **rows}
+    rows["disk"]["share_of_floor"] = rows["file_alone"]["wall_s"] / rows["disk"]["transfer_s"]
+    return {"bytes": total, **rows, "changes": changes(model)}
 
 
 def main() -> None:
@@ -253,12 +308,18 @@ def main() -> None:
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(report, indent=2) + "\n")
     for size, result in results.items():
-        for name in ("plain_copy", "tensor", "gloo_alone", "distributed"):
+        for name in ("plain_copy", "tensor", "gloo_alone", "distributed", "file_alone", "disk"):
             row = result[name]
             print(
                 f"{size:>5} {name:<12} {row['bytes_per_s'] / 1e9:6.2f} GB/s  {row['wall_s'] * 1e3:8.1f} ms "
                 f"({row['cpu_s'] * 1e3:.0f} ms CPU), {row['share_of_plain_copy']:.2f} of a plain copy"
                 + (f", {row['share_of_floor']:.2f} of its floor" if "share_of_floor" in row else "")
+            )
+        for encoding, row in result["changes"].items():
+            print(
+                f"{size:>5} {encoding:<12} {row['share_of_bytes']:.4f} of the bytes, found "
+                f"at {row['encode_bytes_per_s'] / 1e9:.2f} GB/s, made at "
+                f"{row['apply_bytes_per_s'] / 1e9:.2f} GB/s"
             )
 
 
