@@ -2,7 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from slime.cli.run_dir import Record, max_staleness, metrics_file, read_record
 from slime.observability.alerts import alerts_of
 from slime.observability.console import duration
 from slime.observability.jsonl import read_metrics, read_rows
+from slime.observability.policy_rows import PolicyRows
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40
@@ -24,6 +26,7 @@ _CURVES = (
     ("gradient", "train/grad_norm"),
     ("log-prob gap", "train/train_rollout_logprob_abs_diff"),
 )
+_POLICY_ROWS = PolicyRows(metric for _, metric in _CURVES)
 _PARTS = ("rollout_time", "log_probs_time", "ref_log_probs_time", "actor_train_time")
 Steps = dict[int, dict[str, Any]]
 
@@ -67,9 +70,19 @@ def page(title: str, metrics: dict[str, Steps], hidden: Collection[str] = ()) ->
         if name in hidden:  # the rewards of imitation, which has none
             continue
         axis = steps if metric.startswith("train/") else rollouts
-        lines += _curve(name, [row[metric] for row in axis.values() if _is_number(row.get(metric))])
+        lines += _curve(name, _numbers(metric, axis.values()))
+        of_policies: dict[str, list[Any]] = defaultdict(list)
+        for row in axis.values():
+            for policy, own in _POLICY_ROWS.split(row).items():
+                of_policies[policy].append(own)
+        for policy, found in of_policies.items():
+            lines += _curve(name, _numbers(metric, found), f"  {policy}")
     lines += _evaluations(metrics["eval"])
     return "\n".join([*lines, *_times(rollouts)])
+
+
+def _numbers(metric: str, rows: Iterable[Mapping[str, Any]]) -> list[float]:
+    return [row[metric] for row in rows if _is_number(row.get(metric))]
 
 
 def _is_number(value: Any) -> bool:
@@ -81,11 +94,11 @@ def _duration(rollouts: Steps) -> str:
     return f" in {duration(seconds)}" if seconds else ""
 
 
-def _curve(name: str, values: Sequence[float]) -> Iterable[str]:
+def _curve(name: str, values: Sequence[float], of: str = "") -> Iterable[str]:
     if name == "loss":
         values = [0.0 if abs(value) <= _ROUNDING else value for value in values]
     if values:
-        yield f"  {name:<14} {values[0]:>9.4g} -> {values[-1]:<9.4g} {sparkline(values)}"
+        yield f"  {name:<14} {values[0]:>9.4g} -> {values[-1]:<9.4g} {sparkline(values)}{of}"
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from slime.dashboard.metrics import MetricsFile
 from slime.dashboard.recordings import Recordings
 from slime.dashboard.trace import TraceFile
-from slime.observability.alerts import Alert
+from slime.observability.alert import Alert
 
 _ROWS = 20
 _ENGINES = (
@@ -17,7 +17,7 @@ _ENGINES = (
     *("perf/request/queue_time/mean", "rollout/fully_async/(waiting|running)", "rollout/staleness/max"),
     *("rollout/fully_async/staleness/max", "rollout/prefix_cache_hit_rate", "rollout/spec_accept_length"),
     *("perf/update_weights_time", "perf/update_weights_pause_time"),
-    *("perf/(critic-)?memory_(allocated|reserved)_gib", "perf/actor_train_mfu"),
+    *("perf/(.+/)?(critic-)?memory_(allocated|reserved)_gib", "perf/(.+/)?actor_train_mfu"),
 )
 _LEDGER = (
     *("rollout/dropped/.+", "rollout/dynamic_filter/drop_.+", "rollout/given_up", "rollout/ungraded_count"),

@@ -13,7 +13,8 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from slime.observability.alerts import SLOW_RANK, Alert, RuleState
+from slime.observability.alert import Alert, RuleState
+from slime.observability.alerts import SLOW_RANK
 
 LISTED = 200
 """Steps that are listed."""

@@ -8,13 +8,15 @@ for alert in watch.alerts():
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import Any
 
+from slime.observability.alert import Alert, Rule, RuleState
 from slime.observability.metric import Metric
+from slime.observability.policy_rows import PolicyRows
 from slime.observability.series import Series
 from slime.observability.silent_rollouts import FAULTY_PART
 from slime.observability.silent_steps import ADVICE, CURVES, USUAL_GAP, SilentSteps
@@ -25,61 +27,6 @@ _CHANGES = 4.0  # usual changes of a step below the best: no noise
 _GROWN = 10.0  # times the gap of the first steps
 _CUT = 0.5  # of the answers
 _ALONE = 1.05  # tokens per verification, of which one is there without a draft
-Look = Callable[[float, Series], str | None]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A fault, and how rows of metrics show it.
-
-    Attributes:
-        metric: the curve in which it is seen; ``<model>`` stands for any word.
-        advice: what to look at, and what to change.
-        look: what is wrong with a value, and the steps before it; None where nothing is.
-        rows: in so many steps, one after the other, before it counts.
-    """
-
-    name: str
-    metric: str
-    advice: str
-    look: Look | None = None
-    rows: int = 1
-
-
-@dataclass(frozen=True)
-class Alert:
-    """A rule that has fired.
-
-    Attributes:
-        metric: the curve that shows it.
-        step: where it was first seen.
-        last: where it was last seen.
-        times: how often it came, having been gone in between.
-        is_over: whether a later step did not show it.
-    """
-
-    rule: str
-    metric: str
-    advice: str
-    found: str
-    step: int
-    last: int
-    times: int = 1
-    is_over: bool = False
-
-    def __str__(self) -> str:
-        """One line, with steps as they are in the file of metrics."""
-        return f"{self.rule} ({self.when}): {self.found}. {self.advice}"
-
-    @property
-    def when(self) -> str:
-        """Its steps in words, which count from 0."""
-        axis = "optimizer step" if self.metric.startswith("train/") else "rollout"
-        often = f", {self.times} times" if self.times > 1 else ""
-        if not self.is_over:
-            return f"since {axis} {self.step}{often}"
-        to = f" to {self.last}" if self.last > self.step else ""
-        return f"{axis} {self.step}{to}{often}"
 
 
 def _collapsed(reward: float, series: Series) -> str | None:
@@ -229,47 +176,14 @@ def _staleness(bound: int) -> Rule:
     )
 
 
-@dataclass
-class RuleState:
-    """A rule's state for one metric: since when it is seen without a gap, and what has come of that."""
-
-    rule: Rule
-    metric: str
-    since: int | None = None
-    rows: int = 0
-    judged: int = -1
-    alert: Alert | None = None
-
-    def judge(self, step: int, found: str | None) -> None:
-        if step <= self.judged:
-            self._go_back_to(step)
-        self.judged = step
-        if found is None:
-            self.since, self.rows = None, 0
-            self.alert = self.alert and replace(self.alert, is_over=True)
-            return
-        self.since, self.rows = step if self.since is None else self.since, self.rows + 1
-        if self.rows < self.rule.rows:
-            return
-        if self.alert is None:
-            self.alert = Alert(self.rule.name, self.metric, self.rule.advice, found, self.since, step)
-        elif self.alert.is_over:
-            times = self.alert.times + 1
-            self.alert = replace(self.alert, found=found, last=step, times=times, is_over=False)
-        else:
-            self.alert = replace(self.alert, found=found, last=step)
-
-    def _go_back_to(self, step: int) -> None:
-        """Forgets what came at this step or later, which is written again."""
-        if self.alert and self.alert.step >= step:
-            self.alert = None
-        self.since, self.rows = None, 0
-
-
 class AlertWatch:
-    """Looks at a run's rows as they are written; a sink that tells when it is asked."""
+    """Looks at a run's rows as they are written; a sink that tells when it is asked.
+
+    Where several policies are trained each is looked at for itself.
+    """
 
     def __init__(self, max_staleness: int | None = None) -> None:
+        self._max_staleness = max_staleness
         rules = RULES if max_staleness is None else (*RULES, _staleness(max_staleness))
         self._rules = [(rule, rule.metric) for rule in rules if "<" not in rule.metric]
         self._wide = [(rule, Metric(rule.metric, "").pattern) for rule in rules if "<" in rule.metric]
@@ -277,6 +191,8 @@ class AlertWatch:
         self._series: dict[str, Series] = defaultdict(Series)
         self._seen: dict[tuple[str, str], RuleState] = {}
         self._steps = SilentSteps()
+        self._rows = PolicyRows({*(name for _, name in self._rules), *CURVES.values()})
+        self._policies: dict[str, AlertWatch] = {}
 
     def write(self, axis: str, step: int, metrics: Mapping[str, Any]) -> None:
         """Looks at one row; what is no finite number in it is left out."""
@@ -289,10 +205,19 @@ class AlertWatch:
         for kind, text in self._steps.look(axis, numbers).items():
             if CURVES[kind] in numbers:  # several roles have rows of the same step
                 self._judge(STEP_RULES[kind], CURVES[kind], step, text)
+        for policy, own in self._rows.split(metrics).items():
+            watch = self._policies.setdefault(policy, AlertWatch(self._max_staleness))
+            watch.write(axis, step, own)
 
     def alerts(self) -> list[Alert]:
-        """Returns what has fired: what is still so first, then by its step."""
-        found = [seen.alert for seen in self._seen.values() if seen.alert]
+        """Returns what has fired: what is still so first, then by its step.
+
+        What all policies together show is left out where one of them shows it.
+        """
+        of_policies = [_of(policy, alert) for policy, own in self._policies.items() for alert in own.alerts()]
+        told = {alert.rule for alert in of_policies}
+        of_all = [seen.alert for seen in self._seen.values() if seen.alert and seen.alert.rule not in told]
+        found = of_all + of_policies
         return sorted(found, key=lambda alert: (alert.is_over, alert.step, alert.rule, alert.metric))
 
     def close(self) -> None:
@@ -322,6 +247,12 @@ class AlertWatch:
         key = rule.name, name
         if key in self._seen or found is not None:
             self._seen.setdefault(key, RuleState(rule, name)).judge(step, found)
+
+
+def _of(policy: str, alert: Alert) -> Alert:
+    """A policy's alert, as one of the run."""
+    axis, _, name = alert.metric.partition("/")
+    return replace(alert, metric=f"{axis}/{policy}/{name}", found=f"policy {policy}: {alert.found}")
 
 
 _FIRST_OF_ROLLOUT, _FLEET = "rollout/step", "fleet/"

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any, TextIO
 
 from slime.config.metrics import MetricsConfig
+from slime.observability.policy_rows import PolicyRows
 from slime.processes.termination import was_terminated
 
 _RECENT, _ENOUGH = 10, 3  # steps by which the time left is told: the last ones, once there are so many
@@ -64,6 +65,7 @@ DEVICE_COLUMNS: tuple[Column, ...] = (
     ("mfu", ("perf/actor_train_mfu",), lambda value: f"{value:.0%}"),
 )
 
+_POLICY_ROWS = PolicyRows(name for _, names, _ in RESULT_COLUMNS for name in names)
 _SYNC_TOTALS = ("wire_bytes", "transfer_time", "floor_time", "pause_time")
 
 
@@ -143,7 +145,13 @@ def format_rollout_line(step: int | None, num_rollout: int | None, metrics: Mapp
     total = f"/{num_rollout}" if num_rollout else ""
     heading = "train" if step is None else f"rollout {step + 1:>3}{total}"
     parts = [heading, _format_columns(RESULT_COLUMNS, metrics)]
-    further = (_format_columns(columns, metrics) for columns in (TIME_COLUMNS, DEVICE_COLUMNS))
+    further = [
+        *(
+            f"{policy} {_format_columns(RESULT_COLUMNS, own)}"
+            for policy, own in _POLICY_ROWS.split(metrics).items()
+        ),
+        *(_format_columns(columns, metrics) for columns in (TIME_COLUMNS, DEVICE_COLUMNS)),
+    ]
     return "".join(["  ".join(filter(None, parts)), *(f"  | {cells}" for cells in further if cells)])
 
 

@@ -78,6 +78,25 @@ def test_the_report_ends_with_what_went_wrong(tmp_path, capsys) -> None:
     assert "! staleness at its bound (since rollout 0): " in capsys.readouterr().out
 
 
+def test_the_report_shows_the_curves_of_each_of_several_policies(tmp_path, capsys) -> None:
+    rows = [
+        {"axis": "rollout", "step": i, "rollout/raw_reward": 0.5, "rollout/a/raw_reward": i / 4, "time": 1.0}
+        | {"rollout/b/raw_reward": 1 - i / 4, "rollout/a/response_len/max": 1 - i // 2}
+        for i in range(4)
+    ]
+    rows += [{"axis": "train", "step": i, "train/b/loss": i, "time": 1.0} for i in range(2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["report", str(tmp_path)]) == 0
+    *curves, alert = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split() for line in curves] == [
+        ["reward", "0.5", "->", "0.5", "▁▁▁▁"],
+        ["reward", "0", "->", "0.75", "▁▃▆█", "a"],
+        ["reward", "1", "->", "0.25", "█▆▃▁", "b"],
+        ["loss", "0", "->", "1", "▁█", "b"],
+    ]
+    assert alert.startswith("  ! everything masked (since rollout 2): policy a: no answer has a token")
+
+
 def test_metrics_that_cannot_be_read_are_named(tmp_path, capsys) -> None:
     (tmp_path / "metrics.jsonl").write_text("{}\n{}\n")
     assert main(["report", str(tmp_path)]) == 2

@@ -8,6 +8,7 @@ import pytest
 
 from slime.cli.dashboard import runs_of
 from slime.dashboard.server import dashboard
+from slime.observability.jsonl import JsonlWriter
 from tests.dashboard.browser import CHROMIUM, Browser, chromium
 from tests.dashboard.planted import ATTACK, COLLAPSED, FAULTS, MASKED, SLOW, plant
 from tests.serving import served
@@ -122,6 +123,32 @@ def test_keys_go_through_views_steps_samples_and_tokens(page) -> None:
         assert page.evaluate("document.querySelector('#views [aria-pressed=true]').value") == view
     page.press("/")
     page.until("document.activeElement.id === 'filter'")
+    assert page.problems == []
+
+
+def test_curves_of_each_of_several_policies_are_there_at_first(page, tmp_path) -> None:
+    metrics = JsonlWriter(tmp_path / "metrics.jsonl")
+    for step in range(3):
+        own = {f"rollout/{policy}/raw_reward": 0.5 for policy in ("solver", "rewriter")}
+        row = {"rollout/raw_reward": 0.5, "rollout/source/solver/raw_reward": 0.5, **own}
+        metrics.write("rollout", step, row | {"rollout/solver/response_len/max": 0.0})
+        metrics.write("train", step, {"train/solver/loss": 0.1})
+    metrics.close()
+    app = dashboard(runs_of([str(tmp_path)]), "secret", "127.0.0.1")
+    with served(app, timeout_graceful_shutdown=5) as port:
+        page.problems.clear()
+        page.open(f"http://127.0.0.1:{port}/secret/")
+        page.until("document.querySelectorAll('figure').length === 4 && document.querySelector('#faults li')")
+        shown = page.evaluate("[...document.querySelectorAll('figure h2')].map((head) => head.innerText)")
+        assert shown == [
+            *("rollout/raw_reward", "rollout/rewriter/raw_reward", "rollout/solver/raw_reward"),
+            "train/solver/loss",
+        ]
+        assert "policy solver: no answer has a token" in page.text("#faults")
+        page.evaluate(
+            "[...document.querySelectorAll('#faults button')].find((b) => b.innerText === 'curve').click()"
+        )
+        page.until("document.querySelector('figure').innerText.startsWith('rollout/solver/response_len/max')")
     assert page.problems == []
 
 

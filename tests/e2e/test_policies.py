@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from examples.two_policies.make_data import main as make_tasks
+from slime.cli.report import page
+from slime.observability.jsonl import read_metrics
 from tests.e2e.conftest import ROOT
 from tests.e2e.test_resume import numbers
 
@@ -44,6 +46,12 @@ def test_two_policies_learn_a_game_and_go_on_from_what_both_have_saved(start, fl
         assert rollouts[3][f"rollout/{policy}/response_lengths"] > 0
     assert train[5]["train/writer/loss"] != train[5]["train/editor/loss"]
     first.expect_no_processes()
+    assert "| writer reward" in first.output and "| editor reward" in first.output
+    assert {f"{name}  {policy}" for name in ("reward", "loss") for policy in ("writer", "editor")} <= {
+        f"{line.split()[0]}  {line.split()[-1]}"
+        for line in page("run", read_metrics(first.metrics)).splitlines()
+        if line.strip()
+    }
 
     # As if it had been killed after the last save of the writer, before that of the editor.
     editor = tmp_path / "run/policies/editor"

@@ -9,7 +9,10 @@ import pytest
 
 from slime.arguments.registry import documented_groups
 from slime.observability.alerts import RULES, SLOW_RANK, STEP_RULES, Alert, AlertWatch, Rule, alerts_of
-from slime.observability.metric_table import undescribed
+from slime.observability.console import RESULT_COLUMNS
+from slime.observability.metric_table import every_metric, undescribed
+from slime.observability.policy_log import of_policy
+from slime.observability.policy_rows import PolicyRows
 from slime.observability.silent_steps import LARGEST_GAP
 
 Rows = list[tuple[str, int, dict[str, Any]]]
@@ -202,3 +205,69 @@ def test_a_watch_is_a_sink() -> None:
     watch.close()
     (alert,) = watch.alerts()
     assert isinstance(alert, Alert) and alert.found.endswith("every loss mask is 0")
+
+
+def beside_one_that_does_well(rows: Rows) -> Rows:
+    """Rows of the policy ``solver``, and after each that of ``rewriter``."""
+    return [
+        (axis, step, of_policy(policy, own))
+        for axis, step, metrics in rows
+        for policy, own in (("solver", metrics), ("rewriter", dict.fromkeys(metrics, 0.7)))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "rule", "step"),
+    [
+        (REWARD, [*[0.7] * 12, *[0.0] * 5], "reward collapse", 12),
+        ("rollout/flat_groups", [0.5] * 4 + [1.0] * 3, "groups without signal", 4),
+        ("rollout/response_len/max", [9.0, 9.0, 0.0], "everything masked", 2),
+        ("train/grad_norm", [0.3, 0.0, 0.0, 0.0], "no gradient", 1),
+    ],
+)
+def test_each_of_several_policies_is_looked_at_for_itself(
+    name: str, values: list[float], rule: str, step: int
+) -> None:
+    axis, _, rest = name.partition("/")
+    rows = beside_one_that_does_well(curve(name, values))
+    (alert,) = alerts_of(rows, None)
+    assert (alert.rule, alert.step, alert.metric) == (rule, step, f"{axis}/solver/{rest}")
+    assert alert.found.startswith("policy solver: ")
+    assert alert.when.startswith("since optimizer step" if axis == "train" else "since rollout")
+
+
+def test_steps_of_a_policy_that_go_wrong_are_alerts() -> None:
+    rows: Rows = [("train", step, {"train/b/ppo_kl": 0.9, "train/step": step}) for step in range(3)]
+    rows += [("train", step, {"train/a/ppo_kl": 0.01, "train/step": step}) for step in range(3)]
+    (alert,) = alerts_of(rows, None)
+    assert (alert.rule, alert.metric, alert.step) == ("policy moves too far", "train/b/ppo_kl", 0)
+
+
+def test_what_all_policies_show_is_told_by_them_alone() -> None:
+    cut = "rollout/truncated_ratio"
+    rows = [("rollout", step, {cut: 1.0} | of_policy("a", {cut: 1.0})) for step in range(4)]
+    (alert,) = alerts_of(rows, None)
+    assert alert.metric == "rollout/a/truncated_ratio"
+
+
+def test_staleness_of_a_policy_is_held_against_the_bound() -> None:
+    rows = curve("rollout/a/fully_async/staleness/max", [2] * 5)
+    assert fired(rows, max_staleness=2) == [("staleness at its bound", 0, False)]
+
+
+def test_no_metric_of_a_run_is_taken_for_one_of_a_policy() -> None:
+    names = {name for metric in every_metric() for name in spelled(metric.name)}
+    wanted = {rule.metric for rule in EVERY_RULE} | {
+        column for _, names, _ in RESULT_COLUMNS for column in names
+    }
+    assert len(names) > 100 and PolicyRows(wanted).split(dict.fromkeys(names, 0.0)) == {}
+    adapters = {"rollout/adapter/a/raw_reward": 1, "train/adapter/a/loss": 1}
+    assert PolicyRows(wanted).split(adapters) == {}
+
+
+def spelled(name: str) -> list[str]:
+    """The names that a row of the table stands for, with a word for what may be any."""
+    name = re.sub(r"<[^>]*>", "word", name)
+    if (found := re.search(r"\{([^}]*)\}", name)) is None:
+        return [name]
+    return [one for word in found[1].split(",") for one in spelled(name.replace(found[0], word, 1))]

@@ -69,6 +69,20 @@ def test_the_rows_of_a_rollout_are_one_line(tmp_path):
     )
 
 
+def test_a_line_says_how_each_of_several_policies_does(tmp_path):
+    stream = io.StringIO()
+    tracker = Tracker([ConsoleSink(run_config(make_args(tmp_path)), stream)])
+    rows = {"rollout/raw_reward": 0.5, "rollout/a/raw_reward": 0.25, "rollout/b/raw_reward": 0.75}
+    tracker.log(rows | {"perf/step_time": 2.0, "perf/a/train_time": 1.0}, axis="rollout", step=0)
+    tracker.log({"train/b/loss": 0.5, "train/step": 0}, axis="train", step=0)
+    tracker.log({"train/a/loss": 0.125, "train/step": 1}, axis="train", step=1)
+    tracker.log(rows | {"perf/step_time": 2.0}, axis="rollout", step=1)
+    first, second = stream.getvalue().splitlines()
+    assert first == "rollout   1/15  reward 0.500  | a reward 0.250  | b reward 0.750  | step 2.0s"
+    own = "a reward 0.250  loss 0.1250  | b reward 0.750  loss 0.5000"
+    assert second == f"rollout   2/15  reward 0.500  | {own}  | step 2.0s"
+
+
 def test_fine_tuning_shows_no_reward(tmp_path):
     stream = io.StringIO()
     args = make_args(tmp_path)

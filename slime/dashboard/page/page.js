@@ -66,6 +66,16 @@ function metricsOfAll() {
   return new Map([...found].sort(([a], [b]) => (a < b ? -1 : 1)));
 }
 
+function first() {
+  // Of a run of several policies also those of each: train/POLICY/loss.
+  const names = [...metricsOfAll().keys()];
+  return FIRST.flatMap((wanted) => {
+    const [axis, ...rest] = wanted.split("/"), parts = rest.length + 2;
+    const isOfPolicy = (name) => name.startsWith(`${axis}/`) && name.endsWith(`/${rest.join("/")}`) && name.split("/").length === parts;
+    return names.filter((name) => name === wanted || isOfPolicy(name));
+  });
+}
+
 function readAddress() {
   const kept = new URLSearchParams(location.hash.slice(1));
   isOwn = kept.has("m");

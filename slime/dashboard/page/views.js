@@ -22,7 +22,7 @@ function show(name) {
 async function refresh() {
   try {
     runs = await ask("runs");
-    if (!isOwn) chosen = FIRST.filter((name) => metricsOfAll().has(name));
+    if (!isOwn) chosen = first();
     showRuns();
     showAlerts();
     showMetrics();
