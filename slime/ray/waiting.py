@@ -64,6 +64,9 @@ def _raise_failure(refs: Sequence[ObjectRef], ref: ObjectRef, what: str) -> None
     rank = refs.index(ref)
     try:
         ray.get(ref)
+    except ray.exceptions.ObjectLostError as error:  # of what the call was given too
+        told = "answered, or was given, is lost with the process or the node that held it"
+        raise ProcessDied(f"{what}: what rank {rank} {told}") from error
     except ray.exceptions.RayTaskError as error:
         if _LOST_PEER.search(str(error)):
             _raise_death(refs, what)

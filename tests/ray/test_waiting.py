@@ -52,6 +52,27 @@ def test_results_come_in_the_order_of_the_calls() -> None:
 
 
 @ray.remote
+def length(data: bytes) -> int:
+    return len(data)
+
+
+@ray.remote
+def need_what_is_lost() -> None:
+    raise ray.exceptions.ObjectReconstructionFailedError("0f" * 28, None, "")
+
+
+def test_what_is_lost_with_a_node_is_a_loss_by_name() -> None:
+    """As a batch is whose rollout manager ran on that node: the step can be taken again.
+
+    So Ray fails a call that was given what only another node held, which is gone.
+    """
+    with pytest.raises(ray.exceptions.ObjectLostError):
+        ray.get(lost := need_what_is_lost.remote())
+    with pytest.raises(ProcessDied, match=r"^actor: training: what rank 0 answered, or was given, is lost"):
+        wait_all([lost], "actor: training", timeout=150)
+
+
+@ray.remote
 def lose_peer() -> None:
     raise RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4711")
 
