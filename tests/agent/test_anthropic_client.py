@@ -228,7 +228,8 @@ async def test_an_engine_that_gives_up_is_overloaded_and_one_that_breaks_off_end
     with pytest.raises(anthropic.APIStatusError, match="overloaded_error"):
         await asked
     engine.delay = lambda conversation: 0.0
-    engine.answer, engine.breaks_after = lambda conversation: "<think>hm</think>a long answer of words", 25
+    engine.answer = lambda conversation: "<think>hm</think>a long answer of words"
+    engine.breaks_after, engine.says_why = 25, {"message": "not this", "code": 404}
     with pytest.raises(anthropic.APIStatusError, match="api_error"):
         async with client.messages.stream(**ASKED, messages=[USER]) as events:
             await events.get_final_message()

@@ -263,7 +263,7 @@ async def test_a_stream_says_what_the_whole_answer_would(serve, engine):
 async def test_an_engine_that_gives_up_in_the_middle_is_told_in_the_stream(serve, engine):
     _, client = serve()
     engine.answer = lambda conversation: "a long answer of words"
-    engine.breaks_after = 2
+    engine.breaks_after, engine.says_why = 2, {"message": "not this", "code": 404}
     response = await client.post(PATH, json={"messages": [USER], "stream": True})
     assert response.status_code == 200
     last = json.loads(response.text.strip().split("\n\n")[-1].removeprefix("data: "))
@@ -271,6 +271,58 @@ async def test_an_engine_that_gives_up_in_the_middle_is_told_in_the_stream(serve
     engine.answers["generate"] = {}
     engine.breaks_after = 0
     assert (await client.post(PATH, json={"messages": []})).status_code == 400
+
+
+BREAKS = {
+    "the connection": None,
+    "an error": {"message": "the scheduler is gone", "code": 503},
+    "text": "gone",
+}
+
+
+@pytest.mark.parametrize("why", BREAKS)
+async def test_a_stream_that_breaks_goes_on_with_the_rest_and_its_agent_sees_nothing_of_it(
+    serve, engine, tokenizer, running_clock, why
+):
+    adapter, client = serve()
+    engine.answer = lambda conversation: "a long answer of words"
+    engine.breaks_after, engine.says_why = 3, BREAKS[why]
+    response = await client.post(PATH, json={"messages": [USER], "stream": True, "max_tokens": 99})
+    assert said_in(response, stream=True) == "a long answer of words"
+    first, second = engine.seen("generate")
+    made = tokenizer("a long answer of words" + EOS, add_special_tokens=False)["input_ids"]
+    assert second["input_ids"] == first["input_ids"] + made[:3]
+    assert second["sampling_params"]["max_new_tokens"] == 96
+    (sample,) = await adapter.finish_session("s", base_sample=Sample())
+    assert (sample.tokens[-len(made) :], sample.status) == (made, Sample.Status.COMPLETED)
+    assert sample.version_spans == [("1", len(made))]
+
+
+async def test_a_stream_that_breaks_before_its_first_token_is_asked_for_anew(
+    serve, engine, monkeypatch, running_clock
+):
+    monkeypatch.setattr("slime.agent.adapters.engine.RETRY_PAUSE_S", 0.0)
+    adapter, client = serve()
+    engine.breaks_after = 0
+    assert said_in(await client.post(PATH, json={"messages": [USER], "stream": True}), stream=True) == "ok"
+    (sample,) = await adapter.finish_session("s", base_sample=Sample())
+    assert sample.status is Sample.Status.COMPLETED
+
+
+async def test_streams_that_break_again_and_again_are_given_up(serve, engine, monkeypatch):
+    monkeypatch.setattr("slime.agent.adapters.engine.RETRY_PAUSE_S", 0.0)
+    _, client = serve()
+    events_of = engine._events
+
+    async def breaking(body):
+        engine.breaks_after = 0
+        async for event in events_of(body):
+            yield event
+
+    engine._events = breaking
+    response = await client.post(PATH, json={"messages": [USER], "stream": True})
+    assert response.status_code == 502 and "broke off 21 times in a row" in response.text
+    assert len(engine.seen("generate")) == 21
 
 
 async def test_log_probs_are_those_of_the_engine(serve, engine, tokenizer):
@@ -285,6 +337,18 @@ async def test_log_probs_are_those_of_the_engine(serve, engine, tokenizer):
     response = await client.post(PATH, json={"messages": [USER], "logprobs": True, "stream": True})
     streamed = [json.loads(line[6:]) for line in response.text.split("\n\n") if '"logprobs"' in line]
     assert streamed[0]["choices"][0]["logprobs"]["content"] == content
+
+
+async def test_a_tool_without_a_type_is_a_function_as_sglang_has_it(serve, engine):
+    _, client = serve()
+    untyped = [{"function": TOOLS[0]["function"]}]
+    for tools in (TOOLS, untyped):
+        await ask(client, [USER], tools=tools)
+        await ask(client, [USER], tools=tools, tool_choice="required")
+    plain, forced, *others = [
+        (body["input_ids"], body["sampling_params"].get("structural_tag")) for body in engine.seen("generate")
+    ]
+    assert others == [plain, forced] and forced[1]
 
 
 async def test_calls_of_strict_tools_follow_their_schemas_or_are_refused(serve, engine):

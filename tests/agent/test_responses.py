@@ -317,7 +317,7 @@ async def test_what_cannot_be_done_is_refused_by_name(served, engine):
 async def test_an_engine_that_gives_up_in_the_middle_is_told_in_the_stream(served, engine):
     _, client = served
     engine.answer = lambda conversation: "<think>hm</think>a long answer of words"
-    engine.breaks_after = 25
+    engine.breaks_after, engine.says_why = 25, {"message": "not this", "code": 404}
     stream = await client.responses.create(model="m", input="q", stream=True)
     *_, last = [event async for event in stream]
     assert last.type == "response.failed" and last.response.status == "failed"

@@ -163,7 +163,7 @@ class TalkingEngine(FakeEngine):
     ``answer(conversation)`` gives the assistant's next turn; ``delay(conversation)`` seconds per token, or
     a function that is true once the token may come. An abort ends the delay too, so NEVER is the delay of
     a token that only an abort ends. With ``breaks_after`` the connection of the next stream breaks after so
-    many chunks.
+    many chunks, or with ``says_why`` the stream ends with that as its error.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -173,6 +173,7 @@ class TalkingEngine(FakeEngine):
         self.delay: Callable[[str], Delay] = lambda conversation: 0.0
         self.weight_version = "1"
         self.breaks_after: int | None = None
+        self.says_why: dict[str, Any] | None = None
 
     async def generate(self, body: dict[str, Any]) -> Any:
         body["weight_version"] = self.weight_version  # that the tokens are made with
@@ -186,7 +187,10 @@ class TalkingEngine(FakeEngine):
         async for ids, reason in self._progress(body):
             if self.breaks_after is not None and sent >= self.breaks_after:
                 self.breaks_after = None
-                raise ConnectionError("the engine is gone")
+                if self.says_why is None:
+                    raise ConnectionError("the engine is gone")
+                yield b"data: " + json.dumps({"error": self.says_why}).encode() + b"\n\n"
+                return
             yield b"data: " + json.dumps(self._answer_with(ids, reason, body)).encode() + b"\n\n"
             sent += 1
         yield b"data: [DONE]\n\n"

@@ -1,5 +1,6 @@
-"""What adapters ask an engine for: answers that go on over updates of its weights."""
+"""What adapters ask an engine for: answers that go on over updates of its weights, and over its end."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import accumulate
@@ -12,7 +13,7 @@ from slime.backends.embedded_engine.grammar.wanted import FIELDS as GRAMMARS
 from slime.utils.cut_stops import PER_TOKEN, StopsAcrossCuts, TextOf
 from slime.utils.engine_counters import PrefixCacheInfo, recomputed_tokens
 from slime.utils.engine_meta import VersionSpans, merge_top_p, merge_versions
-from slime.utils.http_utils import HttpStatusError, post, stream
+from slime.utils.http_utils import RETRY_PAUSE_S, BrokenAnswer, HttpStatusError, post, stream
 from slime.utils.weight_clock import clock
 
 FollowTokens = Callable[[list[Any]], Awaitable[None]]
@@ -21,6 +22,7 @@ GoesOn = Callable[[Sequence[int]], bool]
 """Whether an answer with these tokens is not at its end, though the end of a call stands there."""
 
 _RETRIES = 20
+_BROKE_OFF = {"type": "abort", "message": "the engine broke off"}
 _ADDED_UP = ("completion_tokens", "e2e_latency", "num_retractions")
 _OF_THE_PROMPT = ("prompt_tokens", "cached_tokens")
 
@@ -37,8 +39,9 @@ async def engine_answer(
 ) -> Any:
     """The engine's answer to a request; for what an update of the weights cuts off, it is asked again.
 
-    What follows a grammar is asked for anew, as engines take none up in its middle; so ``follow``, which
-    cannot take anything back, is told nothing of it. What something else has ended stays aborted.
+    So it is for the rest of a stream that breaks, as another engine may be there for it. What follows a
+    grammar is asked for anew, as engines take none up in its middle; so ``follow``, which takes nothing
+    back, is told nothing of it. What something else has ended stays aborted.
 
     Args:
         text_of: finds stop strings that an update cuts in two, of which no engine sees both parts.
@@ -46,10 +49,11 @@ async def engine_answer(
         goes_on: where the end of a call has stopped it, whether that is none: then it is asked again too.
 
     Raises:
-        HttpStatusError: the engine refuses, maybe in the middle of a stream.
-        httpx.TransportError: it cannot be reached, or its answer broke off.
+        HttpStatusError: the engine refuses, maybe in the middle of a stream, or breaks off again and again.
+        httpx.TransportError: it cannot be reached.
     """
     parts, constrained = list[Any](), bool(body["sampling_params"].keys() & GRAMMARS.keys())
+    in_vain = 0
     follow = None if constrained else follow
     stops = StopsAcrossCuts(body["sampling_params"].get("stop"), text_of)
     while True:
@@ -66,12 +70,32 @@ async def engine_answer(
                 parts.append(answer)
                 continue
             answer["meta_info"]["finish_reason"] = {"type": "length", "length": len(tokens_of(answer))}
-        interrupted = _is_aborted(answer) and (updating or clock.updates != updates)
-        if not interrupted:
+        broke_off = answer["meta_info"].get("finish_reason") == _BROKE_OFF
+        interrupted = broke_off or updating or clock.updates != updates
+        if not (_is_aborted(answer) and interrupted):
             return _joined([*parts, answer])
-        if not constrained:
+        if not constrained and (tokens_of(answer) or not broke_off):
             parts.append(answer)
+        if broke_off:
+            in_vain = await _pause_after(url, answer, in_vain)
         await clock.settled()
+
+
+async def _pause_after(url: str, answer: Mapping[str, Any], in_vain: int) -> int:
+    """Waits where an engine broke off without a token: it may be listed for a while yet.
+
+    Returns:
+        How often in a row that was so, by how often it was before.
+
+    Raises:
+        HttpStatusError: too often.
+    """
+    if tokens_of(answer):
+        return 0
+    if in_vain == _RETRIES:
+        raise HttpStatusError("POST", url, 502, f"the answer broke off {in_vain + 1} times in a row")
+    await asyncio.sleep(RETRY_PAUSE_S)
+    return in_vain + 1
 
 
 def tokens_of(answer: Mapping[str, Any]) -> list[Any]:
@@ -138,7 +162,7 @@ def _joined(parts: Sequence[Any]) -> Any:
             meta[name] = [row for each in metas for row in each[name]]
     for name in _ADDED_UP:
         if name in meta:
-            meta[name] = sum(each[name] for each in metas)
+            meta[name] = sum(each.get(name, 0) for each in metas)  # what broke off knows no latency
     return {"meta_info": {**meta, **_joined_versions(metas, counts), **_joined_nuclei(metas, counts)}}
 
 
@@ -173,23 +197,38 @@ async def _ask(
 ) -> Any:
     """The engine's answer to one request; ``follow`` gets the log-prob triples so far as they come.
 
+    What is there of a stream that breaks is an answer with the reason ``_BROKE_OFF``.
+
     Raises:
         HttpStatusError: the engine refuses, maybe in the middle of a stream.
-        httpx.TransportError: it cannot be reached, or its answer broke off.
+        httpx.TransportError: it cannot be reached.
     """
     if follow is None:
         return await post(url, body, _RETRIES, headers)
-    answer = None
-    async with aclosing(stream(url, {**body, "stream": True}, _RETRIES, headers)) as chunks:
-        async for answer in chunks:
-            if error := answer.get("error"):
-                told = error if isinstance(error, dict) else {"message": error}
-                message = str(told.get("message", told))
-                raise HttpStatusError("POST", url, int(told.get("code") or 500), message)
-            await follow(tokens_of(answer))
-    if answer is None or not answer["meta_info"].get("finish_reason"):
-        raise HttpStatusError("POST", url, 502, "the answer broke off")
-    return answer
+    answer: Any = {"meta_info": {}}
+    chunks = stream(url, {**body, "stream": True}, _RETRIES, headers)
+    try:
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                answer = _checked(url, chunk)
+                await follow(tokens_of(answer))
+    except BrokenAnswer:
+        pass
+    except HttpStatusError as error:
+        # Without a single token whoever opened it has tried again.
+        if not (tokens_of(answer) and error.retryable):
+            raise
+    if answer["meta_info"].get("finish_reason"):
+        return answer
+    return {**answer, "meta_info": {**answer["meta_info"], "finish_reason": dict(_BROKE_OFF)}}
+
+
+def _checked(url: str, chunk: Any) -> Any:
+    """A chunk of an answer; the HTTP status of a stream that fails is 200 all the same."""
+    if error := chunk.get("error"):
+        told = error if isinstance(error, dict) else {"message": error}
+        raise HttpStatusError("POST", url, int(told.get("code") or 500), str(told.get("message", told)))
+    return chunk
 
 
 class HasEngine(Protocol):

@@ -123,7 +123,9 @@ def _read(
     choice = body.get("tool_choice")
     params = {ours: body[name] for name, ours in OPENAI_PARAMS.items() if body.get(name) is not None}
     params |= _grammar(body.get("response_format"))
-    tools = None if choice == "none" else body.get("tools")
+    # What has no type is a function, as SGLang has it.
+    offered = [{"type": "function", **tool} for tool in body.get("tools") or ()]
+    tools = None if choice == "none" else offered
     check_functions(tools or ())
     if choice not in (None, "auto", "none"):
         name = None if choice == "required" else choice["function"]["name"]

@@ -17,7 +17,7 @@ class _Function(TypedDict, total=False):
 
 
 class _Tool(TypedDict, total=False):
-    type: Required[Literal["function"]]
+    type: Literal["function"]
     function: Required[_Function]
 
 
