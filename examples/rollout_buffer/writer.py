@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from slime.utils.http_utils import bearer_header
+from slime_plugins.rollout_buffer.client import is_away, is_busy
 from slime_plugins.rollout_buffer.generator.base_generator import BaseGenerator, Message
 from slime_plugins.rollout_buffer.generator.outside import TASK_TYPE
 
@@ -40,14 +41,21 @@ def wanted_of(buffer: str, key: str | None, wait_s: float) -> dict[str, Any]:
     end = time.monotonic() + wait_s
     while time.monotonic() < end:
         try:
-            answer = httpx.get(f"{buffer}/buffer/status", headers=bearer_header(key), trust_env=False)
-        except httpx.TransportError:  # the buffer starts as well
-            answer = None
-        asked = answer.raise_for_status().json()["data"]["asked"] if answer else None
+            asked = _asked(buffer, key)
+        except httpx.HTTPError as error:  # the buffer starts as well, or is busy
+            if not (is_away(error) or is_busy(error)):
+                raise
+            asked = None
         if asked and asked["task_type"] == TASK_TYPE:
             return asked
         time.sleep(_POLL_S)
     raise TimeoutError(f"{buffer}: no run with --rollout-task-type {TASK_TYPE} within {wait_s:g} s")
+
+
+def _asked(buffer: str, key: str | None) -> dict[str, Any] | None:
+    answer = httpx.get(f"{buffer}/buffer/status", headers=bearer_header(key), trust_env=False)
+    asked: dict[str, Any] | None = answer.raise_for_status().json()["data"]["asked"]
+    return asked
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 import traceback
+import uuid
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -159,7 +160,7 @@ def _in_cluster(config: RunConfig, loop: Loop) -> None:
     from slime.ray.setup import running_groups
 
     tracker = init_tracking(config)
-    config = run_config(with_context(config.flat, **tracker.context))
+    config = run_config(with_context(config.flat, **tracker.context, run_uid=uuid.uuid4().hex))
     with putting_away(_PUTTING_AWAY):
         try:
             log = RunLog(tracker, TraceFile(Path(config.debug.trace)) if config.debug.trace else None)

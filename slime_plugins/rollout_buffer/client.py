@@ -1,15 +1,16 @@
 """How a program of its own writes to the service: as long as it takes, each trajectory once."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import orjson
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay
+from tenacity import RetryCallState, Retrying
 
 from slime.utils.http_utils import bearer_header
 
-_PAUSE_S = 1.0
+_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 16.0
 
 
 class BufferClient:
@@ -44,12 +45,7 @@ class BufferClient:
         return answer["data"]["data"] if answer["success"] else []
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        tries = Retrying(
-            retry=retry_if_exception(_may_pass),
-            wait=_pause,
-            stop=stop_after_delay(self._deadline_s),
-            reraise=True,
-        )
+        tries = retrying(lambda error: self._deadline_s if is_busy(error) or is_away(error) else 0.0)
         return tries(self._try, path, orjson.dumps(body), time.monotonic() + self._deadline_s)
 
     def _try(self, path: str, body: bytes, deadline: float) -> dict[str, Any]:
@@ -64,16 +60,33 @@ class BufferClient:
         return orjson.loads(answer.content)
 
 
-def _may_pass(error: BaseException) -> bool:
-    if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code in (429, 503)
+def is_busy(error: BaseException) -> bool:
+    """Whether a server that is there wants to be asked later: it is full, or has nobody for it yet."""
+    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (429, 503)
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether there was no answer."""
     return isinstance(error, httpx.TransportError) and not isinstance(error, httpx.UnsupportedProtocol)
 
 
+def retrying(seconds_of: Callable[[BaseException], float]) -> Retrying:
+    """Calls again after longer and longer pauses, and raises what the last call did.
+
+    Args:
+        seconds_of: for how many seconds from the first call on an error may come again.
+    """
+
+    def may_pass(state: RetryCallState) -> bool:
+        error = state.outcome.exception() if state.outcome else None
+        return error is not None and (state.seconds_since_start or 0.0) < seconds_of(error)
+
+    return Retrying(retry=may_pass, wait=_pause, reraise=True)
+
+
 def _pause(state: RetryCallState) -> float:
-    """What the service asks for, else a second."""
+    """What the server asks for, else a second, and twice as much each time."""
     error = state.outcome.exception() if state.outcome else None
-    if isinstance(error, httpx.HTTPStatusError):
-        asked = error.response.headers.get("Retry-After", "")
-        return float(asked) if asked.isdecimal() else _PAUSE_S
-    return _PAUSE_S
+    asked = error.response.headers.get("Retry-After", "") if isinstance(error, httpx.HTTPStatusError) else ""
+    first = float(asked) if asked.isdecimal() else _PAUSE_S
+    return max(first, min(first * 2.0 ** (state.attempt_number - 1), _LONGEST_PAUSE_S))

@@ -82,6 +82,7 @@ async def _start(args: Namespace, done: list[str], resume: bool = False) -> None
             "max_tokens": args.rollout_max_response_len,
         },
         "skip_instance_ids": done,
+        "run": getattr(args, "run_uid", None),
     }
     answer = await post(f"{args.rollout_buffer_url}/start_rollout", data)
     if not answer["success"]:

@@ -104,7 +104,7 @@ class RolloutBuffer:
     @property
     def asked(self) -> dict[str, Any] | None:
         """What the run wants of whoever makes trajectories, without its key; None if none has started."""
-        return None if self._start is None else self._start.model_dump(exclude={"api_key", "resume"})
+        return None if self._start is None else self._start.model_dump(exclude={"api_key", "resume", "run"})
 
     def query(self, query: Query) -> list[dict[str, Any]]:
         with self._pool_lock:
@@ -113,7 +113,7 @@ class RolloutBuffer:
     def start(self, start: Start) -> None:
         """Runs the generator in the background, on an empty queue or on that of an earlier start.
 
-        The same start again, while its generator is at work, changes nothing.
+        Another start of the same run goes on with its queue, and with the generator while that is at work.
 
         Raises:
             ValueError: no generator makes this type of task, or the queue is of another one.
@@ -124,17 +124,24 @@ class RolloutBuffer:
 
     def _start_alone(self, start: Start) -> None:
         if self._running is not None and self._running.is_alive():
-            if start == self._start:
+            if start == self._start or self._is_again(start):
+                self._start = start
                 return
             raise RuntimeError(f"a generator of {self._store_run().task_type} is at work")
         module = generator_of(start.task_type)
-        data = start.model_dump(exclude={"resume"})
+        start = start.model_copy(update={"resume": start.resume or self._is_again(start)})
+        data = start.model_dump(exclude={"resume", "run"})
         if self._api_key is not None:
             data.setdefault("api_key", self._api_key)
         run = self._commits.submit(lambda: self._begun(start, module, data)).result()
         self._start = start
         self._running = threading.Thread(target=self._run, args=(module, data, run.id), daemon=True)
         self._running.start()
+
+    def _is_again(self, start: Start) -> bool:
+        """Whether the run that has started before does so once more, as after the loss of its manager."""
+        earlier = self._start
+        return earlier is not None and start.run is not None and earlier.run == start.run
 
     def _store_run(self) -> Run:
         return self._commits.submit(self._store.current).result()

@@ -114,11 +114,13 @@ class Start(BaseModel, extra="allow"):
     Attributes:
         resume: go on with the queue as it is, of the same task and group size, instead of an empty one.
             The generator is told in ``skip_uids`` what was written.
+        run: of whose starts all but the first resume, as a part of it may have been started again.
     """
 
     task_type: str
     num_repeat_per_sample: int = Field(gt=0, lt=2**31)
     resume: bool = False
+    run: str | None = None
 
 
 class Fetch(BaseModel, extra="forbid"):

@@ -1,12 +1,16 @@
 """A program of its own writes to the rollout buffer what a scripted engine says, and a rollout fetches it."""
 
+import json
 import threading
+from collections import Counter
 
+import httpx
 import pytest
 
 from examples.rollout_buffer import writer
 from slime_plugins.rollout_buffer import rollout_buffer_example
 from slime_plugins.rollout_buffer.buffer import RolloutBuffer, create_app
+from slime_plugins.rollout_buffer.trajectory import Start
 
 # The engine and the args of the rollout tests.
 from tests.rollout.conftest import *  # noqa: F403
@@ -61,6 +65,31 @@ def test_what_the_program_writes_is_trained_on(
     assert {body["temperature"] for body in engine.seen("v1/chat/completions")} == {0.5}
     assert len(engine.seen("v1/chat/completions")) == 2 * 2 * 20  # turns, samples, rows
     assert service.asked["num_repeat_per_sample"] == 2 and "api_key" not in service.asked
+
+
+def test_a_buffer_and_engines_that_are_busy_are_asked_again(buffer, engine, make_args, monkeypatch, tmp_path):
+    """With 503 and with 429 at the first look at the buffer, at each turn, and at each trajectory."""
+    url, service = buffer
+    monkeypatch.setattr(writer, "_POLL_S", 0.01)
+    engine.answers["v1/chat/completions"] = chat
+    engine.api_key = service._api_key
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "q0", "label": "a0"}) + "\n")
+    asked = {"task_type": "outside", "num_repeat_per_sample": 2, "input_file": str(rows)}
+    service.start(Start(**asked, remote_engine_url=engine.url))
+    refused, handle = Counter(), httpx.HTTPTransport.handle_request
+
+    def often_busy(self, request):
+        key = request.url.path, request.content
+        if refused[key] >= 2:
+            return handle(self, request)
+        refused[key] += 1
+        return httpx.Response(503 if refused[key] == 1 else 429, headers={"Retry-After": "0"})
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", often_busy)
+    writer.main(["--buffer", url])
+    assert {path for path, _ in refused} == {"/buffer/status", "/v1/chat/completions", "/buffer/write"}
+    assert service.status().result()[1]["complete"] == 1
 
 
 def test_a_run_that_does_not_come_is_told_by_name(buffer, monkeypatch):

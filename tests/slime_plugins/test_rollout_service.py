@@ -189,6 +189,31 @@ def test_a_service_that_begins_again_asks_the_run_what_it_wants_of_programs_else
     second.close()
 
 
+@pytest.mark.parametrize("at_work", [False, True])
+def test_a_run_whose_manager_was_lost_finds_what_was_written_and_another_run_does_not(
+    tmp_path, monkeypatch, at_work
+):
+    """The part of it that starts again knows of no earlier start, and engines have other addresses then."""
+    may_end = threading.Event()
+    if at_work:
+        monkeypatch.setattr(generator_of("outside"), "run_rollout", lambda data: may_end.wait(300))
+    service = RolloutBuffer(file=tmp_path / "b.sqlite")
+    client, start = TestClient(create_app(service)), {"task_type": "outside", "num_repeat_per_sample": 2}
+    asked(client, "/start_rollout", **start, run="one", remote_engine_url="http://e")
+    asked(client, "/buffer/write", **PLAIN)
+    if not at_work:
+        service._running.join()
+    asked(client, "/start_rollout", **start, run="one", remote_engine_url="http://f", skip_instance_ids=["x"])
+    told = client.get("/buffer/status").json()["data"]
+    assert (told["waiting"], told["asked"]["remote_engine_url"]) == (1, "http://f")
+    may_end.set()
+    service._running.join()
+    asked(client, "/start_rollout", **start, run="another", remote_engine_url="http://g")
+    assert client.get("/buffer/status").json()["data"]["waiting"] == 0
+    service._running.join()
+    service.close()
+
+
 def test_beyond_this_machine_a_key_is_wanted(capsys, tmp_path):
     with pytest.raises(SystemExit):
         module.main(["--host", "0.0.0.0", "--file", str(tmp_path / "b")])

@@ -24,6 +24,7 @@ class RuntimeContext:
         sglang_router_ip: host of the default model's router; likewise its port.
         sglang_api_key: the key of all servers of the run; None on loopback.
         wandb_run_id: of this job's run of Weights & Biases.
+        run_uid: another one for each run. A part of it that is started again has the same.
     """
 
     rank: int
@@ -34,6 +35,7 @@ class RuntimeContext:
     sglang_router_port: int | None
     sglang_api_key: str | None
     wandb_run_id: str | None
+    run_uid: str
 
 
 _NAMES = frozenset(field.name for field in fields(RuntimeContext))

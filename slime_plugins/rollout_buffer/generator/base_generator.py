@@ -17,10 +17,12 @@ import httpx
 
 from slime.utils.grading.boxes import boxed_answer
 from slime.utils.http_utils import bearer_header
-from slime_plugins.rollout_buffer.client import BufferClient
+from slime_plugins.rollout_buffer.client import BufferClient, is_away, is_busy, retrying
 
 TASK_TYPE = "math"
 _TIMEOUT_S, _PAUSE_S = 3600.0, 0.1
+_AWAY_S = 30.0
+"""How long the engines' router may give no answer, or a worker of it none, before the run is over."""
 _CUT_OFF = "abort"
 """Why an answer ended if the engine stopped for new weights (``--pause-generation-mode abort``)."""
 Message = dict[str, Any]
@@ -51,8 +53,10 @@ class BaseGenerator:
 
     def _choice(self, messages: list[Message]) -> dict[str, Any]:
         body = {"model": "default", "messages": messages, **self.data.get("sampling_params", {})}
-        answer = self.client.post(f"{self.engine}/v1/chat/completions", json=body)
-        return answer.raise_for_status().json()["choices"][0]
+        return retrying(_seconds_of)(self._asked, body).json()["choices"][0]
+
+    def _asked(self, body: dict[str, Any]) -> httpx.Response:
+        return self.client.post(f"{self.engine}/v1/chat/completions", json=body).raise_for_status()
 
     def reward(self, messages: list[Message], label: Any) -> float:
         answer = boxed_answer(messages[-1]["content"])
@@ -92,6 +96,14 @@ class BaseGenerator:
             "extra_info": {},
         }
         self.buffer.write(item)
+
+
+def _seconds_of(error: BaseException) -> float:
+    """Seconds: engines that are started again are waited for, a router that is gone is not for long."""
+    if is_busy(error):
+        return _TIMEOUT_S
+    broken = isinstance(error, httpx.HTTPStatusError) and error.response.is_server_error
+    return _AWAY_S if broken or is_away(error) else 0.0
 
 
 def run_rollout(data: dict[str, Any]) -> None:
