@@ -213,6 +213,8 @@ async def _generate_and_score(
             result = await _generate_one(config, sample, sampling_params, evaluation)
         result = await apply_rollout_sample_hooks(args, result, evaluation=evaluation)
     _check_own_rewards(config, sample, result)
+    if not evaluation:
+        _check_policies(config, sample, result)
     if not config.rewards.group_rm:
         with span_of(args, result, "reward_model"):
             await _score(args, result)
@@ -265,6 +267,17 @@ def _check_own_rewards(config: GenerationConfig, sample: Sample, result: Sample 
     for made in _as_list(result):
         if made.reward is not None:
             check_reward(config, origin, made, made.reward)
+
+
+def _check_policies(config: GenerationConfig, sample: Sample, result: Sample | list[Sample]) -> None:
+    """Tells of an answer that no trainer gets, where there are several, before a whole rollout is made."""
+    policies = config.policies.trained_policies
+    for made in _as_list(result):
+        if policies and made.policy not in policies:
+            raise RolloutError(
+                f"{_generators(config, [sample])}: {name_samples(made)}: policy is {made.policy!r} (wanted: "
+                f"{' or '.join(policies)}, as --policies names them)"
+            )
 
 
 async def _score(args: Any, result: Sample | list[Sample]) -> None:

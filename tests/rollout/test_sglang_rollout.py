@@ -457,6 +457,20 @@ async def test_a_model_that_nobody_serves_is_the_default_one(make_args):
     assert get_model_url(args, "teacher", "/workers") == "http://127.0.0.1:7/workers"
 
 
+async def test_an_answer_of_no_policy_is_told_of_at_once_where_there_are_several(
+    engine, make_args, make_source
+):
+    """By the name of the function, before the others of the rollout are made."""
+    path = PLUGINS + "shared_generate"
+    both = {name: make_args() for name in ("solver", "judge")}
+    args = make_args(custom_generate_function_path=path, trained_policies=both, rollout_batch_size=50)
+    wanted = (
+        r"shared_generate: sample \d+ of group \d+: policy is None \(wanted: solver or judge, as --policies"
+    )
+    with pytest.raises(RolloutError, match=wanted):
+        await generate_rollout_async(args, 0, make_source(args))
+
+
 async def test_after_a_failure_the_next_rollout_works(engine, make_args, make_source):
     args = make_args(custom_generate_function_path=PLUGINS + "failing_generate")
     source = make_source(args)
