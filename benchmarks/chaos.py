@@ -189,6 +189,18 @@ def write(output: Path, runs: Sequence[dict[str, Any]]) -> None:
     output.write_text(json.dumps(results, indent=1) + "\n")
 
 
+def table(results: dict[str, Any]) -> str:
+    """The faults by victim and kind, as docs/fleets.md has them."""
+    lines = ["| victim | fault | struck | went on | started again | not healed | slowest next step |"]
+    lines.append("|" + "---|" * 7)
+    for row in results["by_victim"]:
+        counts = [row[name] for name in ("struck", "went_on", "started_again")]
+        slowest = "never" if row["slowest_s"] is None else f"{row['slowest_s']:.0f} s"
+        cells = [row["role"], row["kind"], *counts, counts[0] - counts[1] - counts[2], slowest]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and writes the results."""
     parser = argparse.ArgumentParser(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.chaos import LAYOUTS, broken_promises, kept, with_run, write
+from benchmarks.chaos import LAYOUTS, RESULTS, ROOT, broken_promises, kept, table, with_run, write
 
 STEPS = 3
 BOOKS = {"issued": 9, "trained": 6, "filtered": 0, "dropped": {"surplus": 1}, "buffered": 1, "leased": 1}
@@ -79,3 +79,12 @@ def test_every_way_to_run_is_there():
     words = [" ".join(map(str, layout)) for layout in LAYOUTS.values()]
     for way in ("--colocate", "fsdp", "ppo", "--async", "fully_async", "per-node 1", "per-node 2"):
         assert any(way in flags for flags in words), way
+
+
+def test_the_figures_of_the_page_are_those_of_the_results():
+    results = json.loads(RESULTS.read_text())
+    page = (ROOT / "docs" / "fleets.md").read_text()
+    assert table(results) in page
+    counts = ", ".join(f"{results['faults'][kind]} {kind}s" for kind in ("kill", "stop", "pause"))
+    assert f"{len(results['runs'])} runs, {counts}" in page
+    assert {run["layout"] for run in results["runs"]} <= LAYOUTS.keys()
