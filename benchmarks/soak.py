@@ -94,11 +94,12 @@ def measure_process(life: Life, pid: int, at: float) -> None:
 def size_of(directory: Path) -> int:
     """Bytes of all files in it."""
     total = 0
-    for path in directory.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except OSError:
-            continue  # gone since it was listed
+    for place, _, names in os.walk(directory):  # which passes over directories that have gone
+        for name in names:
+            try:
+                total += os.stat(os.path.join(place, name)).st_size
+            except OSError:
+                continue  # gone since it was listed
     return total
 
 
@@ -149,17 +150,26 @@ class Soak:
 
 
 def part(values: Sequence[float], where: tuple[float, float]) -> list[float]:
-    """The values of a part of all."""
-    return list(values[int(where[0] * len(values)) : max(1, int(where[1] * len(values)))])
+    """The values of a part of all, one at least."""
+    begin = min(int(where[0] * len(values)), len(values) - 1)
+    return list(values[begin : max(begin + 1, int(where[1] * len(values)))])
 
 
 def growth(life: Life, warm_up: float) -> dict[str, Any] | None:
-    """Medians of the first and the last quarter after the warm-up of its own; None for a life too short."""
+    """Medians of the first and the last quarter after the warm-up of its own; None for a life too short.
+
+    ``megabytes`` are those of each tenth of its whole life.
+    """
     begin = life.at[0] + warm_up if life.at else 0.0
     chosen = [index for index, at in enumerate(life.at) if at >= begin]
     if len(chosen) * LOOK_S < warm_up:
         return None
-    found: dict[str, Any] = {"role": life.role, "seconds": round(life.at[-1] - life.at[0])}
+    tenths = [(number / 10, (number + 1) / 10) for number in range(10)]
+    found: dict[str, Any] = {
+        "role": life.role,
+        "seconds": round(life.at[-1] - life.at[0]),
+        "megabytes": [round(statistics.median(part(life.memory, where)) / 1e6, 1) for where in tenths],
+    }
     for name in ("memory", "descriptors", "threads"):
         values = [getattr(life, name)[index] for index in chosen]
         first, last = statistics.median(part(values, FIRST)), statistics.median(part(values, LAST))

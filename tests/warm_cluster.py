@@ -160,7 +160,8 @@ def _environment() -> dict[str, str]:
     os_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = {"PYTHONPATH": os.pathsep.join(dict.fromkeys([str(ROOT), *filter(None, os_path)]))}
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    return own | process_env(trainer=True) | path | token | {"RAY_prestart_worker_first_driver": "0"}
+    idle = {"RAY_prestart_worker_first_driver": "0", "RAY_task_events_report_interval_ms": "0"}
+    return own | process_env(trainer=True) | path | token | idle
 
 
 def _modules() -> list[str]:

@@ -46,6 +46,9 @@ def listening():
     return {c.laddr.ip.removeprefix("::ffff:") for c in found if c.status == "LISTEN"}
 def monitors():
     return [p.pid for p in psutil.Process().children(recursive=True) if "monitor.py" in " ".join(p.cmdline())]
+def task_events():
+    servers = [p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.cmdline()[0]]
+    return [p.environ().get("RAY_task_events_report_interval_ms") for p in servers]
 """
 
 
@@ -176,7 +179,8 @@ def test_ray_is_not_asked_to_end_what_a_sigterm_to_all_has_ended(
 def test_a_local_run_leaves_no_token_behind_and_shows_others_neither_logs_nor_ports(tmp_path: Path) -> None:
     code = JOIN.replace("import ray\n", "import ray\nfrom slime.ray.cluster import session_directory\n", 1)
     code = code.replace(
-        'print("joined"', 'print("joined", oct(session_directory().stat().st_mode), listening(), monitors()'
+        'print("joined"',
+        'print("joined", oct(session_directory().stat().st_mode), listening(), monitors(), task_events()',
     )
     code = LISTENING + code
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -188,5 +192,7 @@ def test_a_local_run_leaves_no_token_behind_and_shows_others_neither_logs_nor_po
         stdout=subprocess.PIPE,
         timeout=HANGS,
     )
-    assert run.stdout.decode().startswith("joined 0o40700 {'127.0.0.1'} [] 2.0 1")  # GPUs as the flag says
+    assert run.stdout.decode().startswith(
+        "joined 0o40700 {'127.0.0.1'} [] ['0'] 2.0 1"
+    )  # GPUs as the flag says
     assert not (tmp_path / ".ray").exists()
