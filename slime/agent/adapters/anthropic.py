@@ -55,7 +55,8 @@ class AnthropicAdapter(BaseAdapter):
             self.open_session_of(sid)
             body = await body_of(request, MESSAGES)
             single = is_set(body.get("tool_choice") or {}, "disable_parallel_tool_use", default=False)
-            asked = TurnRequest(sid, *_read(body, self._tool_parser), single, self._wants_thoughts(body))
+            read, thinks = _read(body, self._tool_parser), self._wants_thoughts(body)
+            asked = TurnRequest(sid, *read, single, thinks, body.get("model"))
             if body.get("stream"):
                 return await self._stream(request, body, asked)
             turn = await self.turn(asked)
@@ -85,7 +86,11 @@ class AnthropicAdapter(BaseAdapter):
             body = await body_of(request, MESSAGES)
             messages, tools, _ = _read(body, self._tool_parser)
             count = self.prompt_tokens(
-                TurnRequest(sid, messages, tools, {}, thinks=self._wants_thoughts(body))
+                TurnRequest(
+                    *(sid, messages, tools, {}),
+                    thinks=self._wants_thoughts(body),
+                    model=body.get("model"),
+                )
             )
         except Refused as error:
             return _error(error.status, str(error))

@@ -3,7 +3,7 @@
 import functools
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -15,6 +15,7 @@ from slime.agent.adapters.engine import call_sglang_generate, engine_answer, tok
 from slime.agent.adapters.forced import ended_by_call
 from slime.agent.adapters.growing import Follow, GrowingAnswer, refused_by
 from slime.agent.adapters.open_sessions import OpenSessions
+from slime.agent.adapters.policies import Policies, part_of
 from slime.agent.adapters.prompts import Prompts
 from slime.agent.adapters.rendering import Tools
 from slime.agent.adapters.session import Prompt, Refused, Session, Turn, TurnRequest, sampling_of_turn
@@ -43,6 +44,7 @@ class BaseAdapter(OpenSessions):
 
     Args:
         sglang_url: of ``/generate``.
+        policies: the same for each of several models, by the names that requests or sessions have for them.
         tool_parser, reasoning_parser: see `slime.agent.parsing.parse_model_output`.
         max_turns_per_sid: more are refused with 429.
         fork_threshold_tokens: see `TrajectoryManager`.
@@ -55,13 +57,14 @@ class BaseAdapter(OpenSessions):
         *,
         tokenizer: PreTrainedTokenizerBase,
         sglang_url: str,
+        policies: Mapping[str, str] | None = None,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
         max_turns_per_sid: int | None = None,
         fork_threshold_tokens: int | None = None,
         debug_callback: Callable[[str, TurnRecord], None] | None = None,
     ) -> None:
-        super().__init__(max_turns_per_sid, fork_threshold_tokens)
+        super().__init__(max_turns_per_sid, fork_threshold_tokens, Policies(policies))
         check_parsers(tool_parser, reasoning_parser)
         self._tokenizer, self.sglang_url = tokenizer, sglang_url
         self._tool_parser, self._reasoning_parser = tool_parser, reasoning_parser
@@ -98,7 +101,9 @@ class BaseAdapter(OpenSessions):
     async def _take_turn(
         self, session: Session, asked: TurnRequest, follow: Follow | None, top_log_probs: int
     ) -> Turn:
-        prompt = self._prompts.of(asked)
+        policy = self.policies.of(session, asked.model)
+        part = part_of(asked.sid, policy)
+        prompt = self._prompts.of(asked._replace(sid=part))
         body = self._request(session, asked, prompt.ids, top_log_probs)
         stops = untold_stops(body["sampling_params"], self._ends_with_call(asked))
         growing = GrowingAnswer(
@@ -114,7 +119,7 @@ class BaseAdapter(OpenSessions):
 
         reads = functools.partial(self._parsed, asked.tools, self._thinks(prompt.ids))
         answer = await engine_answer(
-            self.sglang_url,
+            self.sglang_url if policy is None else self.policies.urls[policy],
             body,
             tell if follow else None,
             end=self._tokenizer.eos_token_id,
@@ -140,7 +145,8 @@ class BaseAdapter(OpenSessions):
             await follow(*new)
         if not session.dropped:  # or it would come back after it was finished
             errors = sum(bool(message.get("is_error")) for message in prompt.heard) + parsed.ill_formed
-            self._record(asked.sid, record, parsed, errors, prompt)
+            self._record(part, record, parsed, errors, prompt)
+            self._tell_debugger(asked.sid, record)
         return Turn.of(parsed, record, asked.params)
 
     def prompt_tokens(self, asked: TurnRequest) -> int:
@@ -149,7 +155,8 @@ class BaseAdapter(OpenSessions):
         Raises:
             Refused: the template fails on the messages, or they hold what is no text.
         """
-        return len(self._prompts.of(asked)[0])
+        policy = self.policies.of(self.open_session_of(asked.sid, takes_turn=False), asked.model)
+        return len(self._prompts.of(asked._replace(sid=part_of(asked.sid, policy)))[0])
 
     def _request(
         self, session: Session, asked: TurnRequest, prompt: Sequence[int], top_log_probs: int
@@ -212,7 +219,6 @@ class BaseAdapter(OpenSessions):
             begins_with=prompt.begins_with,
             tools=prompt.tools,
         )
-        self._tell_debugger(sid, record)
 
     def _tell_debugger(self, sid: str, record: TurnRecord) -> None:
         if self._debug is None:
@@ -243,4 +249,7 @@ class BaseAdapter(OpenSessions):
         return web.json_response({"status": "ok"})
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "default", "object": "model"}]})
+        names = self.policies.urls or ("default",)
+        return web.json_response(
+            {"object": "list", "data": [{"id": name, "object": "model"} for name in names]}
+        )

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from slime.agent.adapters.policies import Policies, part_of
 from slime.agent.adapters.session import Refused, Session
 from slime.agent.trajectory import TrajectoryManager
 from slime.utils.http_utils import asked_adapter
@@ -23,15 +24,22 @@ class OpenSessions:
         fork_threshold_tokens: see `TrajectoryManager`.
     """
 
-    def __init__(self, max_turns_per_sid: int | None, fork_threshold_tokens: int | None) -> None:
-        self._max_turns = max_turns_per_sid
+    def __init__(
+        self, max_turns_per_sid: int | None, fork_threshold_tokens: int | None, policies: Policies
+    ) -> None:
+        self._max_turns, self.policies = max_turns_per_sid, policies
         threshold = _FORK_THRESHOLD if fork_threshold_tokens is None else fork_threshold_tokens
         self.trajectories = TrajectoryManager(fork_threshold_tokens=threshold)
         self._sessions: dict[str, Session] = {}
         self._ended: dict[str, None] = {}  # in the order of their ends
 
     def open_session(
-        self, sid: str, *, sampling_defaults: Mapping[str, Any] | None = None, max_context_tokens: int = 0
+        self,
+        sid: str,
+        *,
+        sampling_defaults: Mapping[str, Any] | None = None,
+        max_context_tokens: int = 0,
+        policy: str | None = None,
     ) -> None:
         """Requests with this id are answered from now on.
 
@@ -40,14 +48,18 @@ class OpenSessions:
                 agent's temperature would make it sample from another distribution than is trained; the
                 smaller ``max_new_tokens`` counts.
             max_context_tokens: of prompt and answer together; 0 for any number.
+            policy: that answers, whatever model requests name; else they name one, where there are several.
 
         Raises:
-            ValueError: it is open already.
+            ValueError: it is open already, or there is no such policy.
         """
+        self.policies.check(policy)
         if sid in self._sessions:
             raise ValueError(f"session {sid!r} is open already")
         self._ended.pop(sid, None)
-        self._sessions[sid] = Session(dict(sampling_defaults or {}), max_context_tokens, asked_adapter())
+        self._sessions[sid] = Session(
+            dict(sampling_defaults or {}), max_context_tokens, asked_adapter(), policy
+        )
 
     async def finish_session(
         self,
@@ -75,13 +87,18 @@ class OpenSessions:
         deadline = time.monotonic() + wait_timeout
         while session.running and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
-        samples = self.trajectories.get_trajectory(
-            sid,
-            base_sample=base_sample,
-            reward=reward,
-            extra_metadata=extra_metadata,
-            max_sample_tokens=session.max_context_tokens,
-        )
+        samples = []
+        for policy, part in self._parts(sid):
+            made = self.trajectories.get_trajectory(
+                part,
+                base_sample=base_sample,
+                reward=reward,
+                extra_metadata=extra_metadata,
+                max_sample_tokens=session.max_context_tokens,
+            )
+            for sample in made:
+                sample.policy = base_sample.policy if policy is None else policy
+            samples += made
         self.drop_session(sid)
         if session.aborted:
             base_sample.status = Sample.Status.ABORTED
@@ -96,7 +113,12 @@ class OpenSessions:
             self._ended[sid] = None
             if len(self._ended) > _ENDED_KEPT:
                 del self._ended[next(iter(self._ended))]
-        self.trajectories.drop_session(sid)
+        for _, part in self._parts(sid):
+            self.trajectories.drop_session(part)
+
+    def _parts(self, sid: str) -> list[tuple[str | None, str]]:
+        """Policies, and under which names there is what a session has said to them."""
+        return [(policy, part_of(sid, policy)) for policy in self.policies.urls or (None,)]
 
     def open_session_of(self, sid: str, takes_turn: bool = True) -> Session:
         """Known from the head of a request, before its body is read.
@@ -109,7 +131,7 @@ class OpenSessions:
             raise Refused(401, "no session has this key (wanted: the id of one that is open)")
         if session is None or session.closed:
             raise Refused(503, f"session {sid!r} is closed")
-        taken = self.trajectories.turn_count(sid) + session.running
+        taken = sum(self.trajectories.turn_count(part) for _, part in self._parts(sid)) + session.running
         if takes_turn and self._max_turns is not None and taken >= self._max_turns:
             raise Refused(429, f"session {sid!r} has had its {self._max_turns} turns")
         return session

@@ -56,7 +56,9 @@ class OpenAIAdapter(BaseAdapter):
             body = await body_of(request, COMPLETION)
             messages, tools, params = _read(body, self._tool_parser)
             single = not is_set(body, "parallel_tool_calls", default=True)
-            asked = TurnRequest(session_of(request, body), messages, tools, params, single)
+            asked = TurnRequest(
+                session_of(request, body), messages, tools, params, single, model=body.get("model")
+            )
             if body.get("stream"):
                 return await self._stream(request, body, asked)
             turn = await self.turn(asked, top_log_probs=_top_log_probs(body))

@@ -58,7 +58,10 @@ class Responses:
             sid = session_of(request, body)
             session = self._adapter.open_session_of(sid)
             wanted = read_request(body, self._tool_parser, session.responses)
-            asked = TurnRequest(sid, wanted.messages, wanted.tools, wanted.params, wanted.single_call)
+            asked = TurnRequest(
+                *(sid, wanted.messages, wanted.tools, wanted.params, wanted.single_call),
+                model=body.get("model"),
+            )
             response = _begun(body)
             if body.get("stream"):
                 return await self._stream(request, session, wanted, asked, response)

@@ -39,6 +39,7 @@ class Session:
     Attributes:
         responses: those that are kept, by their ids.
         adapter: with which engines answer, where the task that opened it has named one.
+        policy: that answers all turns, where there are several; None for those that requests name.
         closed: no turn begins any more.
         dropped: nor is one recorded.
         running: turns under way.
@@ -48,6 +49,7 @@ class Session:
     sampling: dict[str, Any]
     max_context_tokens: int
     adapter: str | None = None
+    policy: str | None = None
     responses: "dict[str, KeptResponse]" = field(default_factory=dict)
     closed: bool = False
     dropped: bool = False
@@ -73,6 +75,7 @@ class TurnRequest(NamedTuple):
     Attributes:
         single_call: the answer may call one tool at most.
         thinks: what the chat template is told of thoughts; None for what it does by itself.
+        model: the policy that is asked, where there are several and the session is of none.
     """
 
     sid: str
@@ -81,6 +84,7 @@ class TurnRequest(NamedTuple):
     params: Mapping[str, Any]
     single_call: bool = False
     thinks: bool | None = None
+    model: str | None = None
 
 
 class Prompt(NamedTuple):
