@@ -71,7 +71,16 @@ AT_NIGHT = {
     "python -m pytest tests/plugin_contracts/test_signatures.py": "tests/test_page_commands.py",
     **{
         f"python benchmarks/{name}.py": "tests/benchmarks/test_scripts.py"
-        for name in ("grpo_step", "startup", "in_flight", "random_syncs", "simulate", "gpu_loop", "chaos")
+        for name in (
+            "grpo_step",
+            "startup",
+            "in_flight",
+            "random_syncs",
+            "simulate",
+            "gpu_loop",
+            "chaos",
+            "sync_model",
+        )
     },
     **{
         f"python benchmarks/{name}.py": "tests/benchmarks/test_scripts.py"

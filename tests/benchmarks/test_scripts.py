@@ -25,6 +25,7 @@ SCRIPTS = {
     "data_loading": ["--gigabytes", "0.001", "--batch", "2", "--batches", "2"],
     "gae": ["--batch", "2", "--length", "300", "--repeats", "1"],
     "weight_sync": ["--sizes", "10M", "--repeats", "1"],
+    "sync_model": ["--engines", "2", "--repeats", "1"],
     "math_grading": ["--labels", "5", "--repeats", "1"],
     "schedule": ["--samples", "2048", "--repeats", "1"],
     "against_trl": ["--sizes", "0.5M", "--rounds", "1", "--steps", "2"],
@@ -67,7 +68,7 @@ MODULES = {
 CLUSTER = ("against_trl", "fully_async", "grpo_step", "gpu_loop", "startup", "chaos")
 NIGHTLY = (
     *(*CLUSTER, "convert_30b", "rollout_driver", "router", "data_loading"),
-    *("in_flight", "generic_executor", "hf_load", "random_syncs", "simulate", "adapter_turns"),
+    *("in_flight", "generic_executor", "hf_load", "random_syncs", "simulate", "adapter_turns", "sync_model"),
 )
 # Seconds of their time are imports.
 FORKED = (
