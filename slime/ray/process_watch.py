@@ -16,6 +16,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from slime.processes.stopped import STOPPED_LIMIT_S, StopClock, is_running, is_stopped
+from slime.utils.deadlines import within
 
 _LOOK_TIMEOUT = 5.0  # seconds that a look waits for other nodes
 _GONE_INTERVAL = 0.05  # seconds
@@ -38,14 +39,14 @@ class ProcessWatch:
 
     def __init__(self, limit: float = STOPPED_LIMIT_S) -> None:
         self._limit = limit
-        self._unknown: dict[ray.ObjectRef, str] = {}
+        self._unknown: dict[ray.ObjectRef, tuple[str, str]] = {}  # name, and Ray's id of the actor
         self._names: dict[str, dict[int, str]] = defaultdict(dict)
         self._clocks: dict[str, StopClock] = defaultdict(StopClock)
         self._asked: dict[str, ray.ObjectRef] = {}
 
     def add(self, name: str, actor: Any) -> None:
         """Adds an actor to those that are looked at; its next call waits for none of ours."""
-        self._unknown[actor.process_location.remote()] = name
+        self._unknown[actor.process_location.remote()] = name, actor._actor_id.hex()
 
     def add_process(self, name: str, location: ProcessLocation) -> None:
         """Adds a process that is no actor's."""
@@ -82,17 +83,25 @@ class ProcessWatch:
                     )
 
     def _learn(self) -> None:
-        """What stays unknown is of an actor that starts, or has ended: that is found elsewhere."""
+        """One that starts answers later, or never if it is stopped: then Ray's table of actors has its place.
+
+        What stays unknown has no process yet, or has ended: that is found elsewhere.
+        """
         if not self._unknown:
             return
         known, _ = ray.wait(list(self._unknown), num_returns=len(self._unknown), timeout=0)
         for ref in known:
-            name = self._unknown.pop(ref)
+            name, _ = self._unknown.pop(ref)
             try:
                 node, pid = ray.get(ref)
             except ray.exceptions.RayError:
                 continue
             self._names[node][pid] = name
+        for ref, (name, actor) in list(self._unknown.items()):
+            if place := _place_in_table(actor):
+                del self._unknown[ref]
+                node, pid = place
+                self._names[node][pid] = name
 
     def _look(self) -> dict[str, list[int]]:
         """Stopped processes by node; a node that does not answer is left to Ray."""
@@ -119,6 +128,16 @@ class ProcessWatch:
             with suppress(ray.exceptions.RayError):  # the node is gone, or out of memory
                 answers[node] = ray.get(ref)
         return answers
+
+
+def _place_in_table(actor: str) -> ProcessLocation | None:
+    """Where Ray has started the process of an actor; None if it has not, or does not say."""
+    try:
+        found = within(_LOOK_TIMEOUT, "Ray's table of actors", lambda: ray._private.state.actors(actor))
+    except TimeoutError:
+        return None
+    pid, node = found.get("Pid"), found.get("Address", {}).get("NodeID")
+    return (node, pid) if pid and node else None
 
 
 def _stopped(pids: Iterable[int]) -> list[int]:

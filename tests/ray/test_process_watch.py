@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +58,39 @@ def test_a_stopped_rank_ends_the_wait_by_name(ranks: list[Any], victim: int) -> 
     try:
         with pytest.raises(ProcessStopped, match=rf"rank {victim} \(process {pid}\) is stopped \(SIGSTOP\)"):
             wait_all([actor.collective.remote() for actor in ranks], "training", 150, watch.check)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+@ray.remote(num_cpus=0)
+class Starting:
+    """Says who it is, and then takes long over its start."""
+
+    def __init__(self, place: str) -> None:
+        Path(place).with_suffix(".new").write_text(str(os.getpid()))
+        Path(place).with_suffix(".new").rename(place)
+        time.sleep(600)
+
+    def process_location(self) -> tuple[str, int]:
+        return process_location()
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_one_that_is_stopped_while_it_starts_is_found_too(node: int, tmp_path: Path) -> None:
+    """It has told nobody yet where it is, and never will."""
+    place = NodeAffinitySchedulingStrategy(node_id=ray.nodes()[node]["NodeID"], soft=False)
+    actor = Starting.options(scheduling_strategy=place).remote(str(tmp_path / "pid"))
+    watch = ProcessWatch(limit=2.0)
+    watch.add("the manager", actor)
+    deadline = time.monotonic() + 150
+    while not (tmp_path / "pid").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    pid = int((tmp_path / "pid").read_text())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(ProcessStopped, match=rf"the manager \(process {pid}\) is stopped"):
+            wait_all([actor.process_location.remote()], "the start", 60, watch.check)
     finally:
         os.kill(pid, signal.SIGKILL)
 
