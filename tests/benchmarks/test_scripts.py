@@ -37,6 +37,7 @@ SCRIPTS = {
     "convert_30b": ["--layers", "1", "--experts", "2", "--vocab-size", "512"],
     "grpo_step": ["--sizes", "0.5M", "--steps", "2"],
     "startup": ["--rounds", "1"],
+    "killed_engines": ["--steps", "4"],
     "chaos": ["--faults", "1", "--steps", "2", "--layouts", "colocated"],
     "adapter_turns": [
         *("--sessions", "2", "--context", "1024", "--turns", "1", "--rounds", "1"),
@@ -65,7 +66,7 @@ MODULES = {
     "random_syncs": ["--syncs", "50"],
     "simulate": ["--histories", "100", "--bugs", "0"],
 }
-CLUSTER = ("against_trl", "fully_async", "grpo_step", "gpu_loop", "startup", "chaos")
+CLUSTER = ("against_trl", "fully_async", "grpo_step", "gpu_loop", "startup", "chaos", "killed_engines")
 NIGHTLY = (
     *(*CLUSTER, "convert_30b", "rollout_driver", "router", "data_loading"),
     *("in_flight", "generic_executor", "hf_load", "random_syncs", "simulate", "adapter_turns", "sync_model"),
