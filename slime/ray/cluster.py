@@ -117,8 +117,8 @@ def _start_local(config: FleetConfig) -> None:
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # A run's own processes are all that this machine is for; niced, they would starve beside others.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # Else every call of an actor is reported to gcs_server, which keeps 100,000 of them for a dashboard that a
-    # run does not start.
+    # Else every call of an actor is reported to gcs_server, which keeps 100,000 of them for a dashboard that
+    # a run does not start.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     resources = local_resources(config.cluster)
     with _forking_workers(config):
