@@ -64,8 +64,9 @@ def _spawned(
 ) -> EngineGroup:
     group, first = place.group, place.first_slot
     overrides = dict(group.overrides)
-    if not place.model.update_weights and config.cluster.offload_rollout:
-        # Nobody brings these weights back after their memory was released.
+    keeps = not place.model.update_weights or place.model.update_interval is not None
+    if keeps and config.cluster.offload_rollout:
+        # Nobody brings these weights back after their memory was released, or not each time.
         overrides.setdefault("enable_weights_cpu_backup", True)
     shape = EngineShape(group.size, group.worker_type, overrides)
     own = slots.slice(first, first + group.num_gpus)

@@ -85,11 +85,13 @@ def test_each_group_gets_its_own_slots_and_options(sources: list[dict[str, Any]]
     assert sources[2]["shape"].overrides == {"model_path": "m", "context_length": 64}
 
 
-def test_a_frozen_model_keeps_its_weights_over_a_release_of_their_memory(
+def test_a_model_that_not_every_update_reaches_keeps_its_weights_over_a_release_of_their_memory(
     sources: list[dict[str, Any]],
 ) -> None:
-    fleet_of(flags(POLICY, JUDGE, offload_rollout=True, colocate=True), SLOTS, trainer_gpus=6)
-    assert [one["shape"].overrides.get("enable_weights_cpu_backup") for one in sources] == [None, None, True]
+    past = ModelConfig("past", update_weights=True, update_interval=3, server_groups=[group(1)])
+    fleet_of(flags(POLICY, JUDGE, past, offload_rollout=True, colocate=True), SLOTS, trainer_gpus=6)
+    kept = [one["shape"].overrides.get("enable_weights_cpu_backup") for one in sources]
+    assert kept == [None, None, True, True]
 
 
 def routers_of(monkeypatch: pytest.MonkeyPatch, args: Any) -> list[dict[str, Any]]:
