@@ -84,7 +84,7 @@ AT_NIGHT = {
     },
     **{
         f"python benchmarks/{name}.py": "tests/benchmarks/test_scripts.py"
-        for name in ("against_trl", "fully_async", "killed_engines")
+        for name in ("against_trl", "fully_async", "killed_engines", "soak")
     },
     **{
         f"python benchmarks/{name}.py": _BENCHMARKS

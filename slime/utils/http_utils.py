@@ -188,7 +188,8 @@ async def stream(
 
     Raises:
         HttpStatusError, DeadlyRequest: as for :func:`post`.
-        BrokenAnswer: the connection broke after the answer had begun, perhaps before its first event.
+        BrokenAnswer: the connection broke after the answer had begun, perhaps before its first event, or
+            within one.
         httpx.TransportError: the server could not be reached. Both name the URL.
     """
     content, all_headers = _encoded(url, payload), _headers_for(url, headers)
@@ -199,7 +200,18 @@ async def stream(
                 data = line.removeprefix(_EVENT).strip()
                 if data == _LAST_EVENT:
                     return
-                yield orjson.loads(data)
+                yield _parsed(url, data)
+
+
+def _parsed(url: str, event: bytes) -> Any:
+    """
+    Raises:
+        BrokenAnswer: there is no whole JSON in it: without a length the end of an answer is none of HTTP's.
+    """
+    try:
+        return orjson.loads(event)
+    except orjson.JSONDecodeError as error:
+        raise BrokenAnswer(f"POST {url}: an event that is no JSON: {event[:200]!r}") from error
 
 
 async def _named_if_broken(lines: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:

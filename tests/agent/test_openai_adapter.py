@@ -273,9 +273,22 @@ async def test_an_engine_that_gives_up_in_the_middle_is_told_in_the_stream(serve
     assert (await client.post(PATH, json={"messages": []})).status_code == 400
 
 
+@pytest.mark.parametrize("event", [5, None, [], {}, {"text": "a"}, {"meta_info": 3}])
+async def test_rubbish_in_a_stream_is_refused_by_its_engine_and_value(serve, engine, event):
+    _, client = serve()
+
+    async def rubbish(body):
+        yield f"data: {json.dumps(event)}\n\n"
+
+    engine._events = rubbish
+    response = await client.post(PATH, json={"messages": [USER], "stream": True})
+    assert response.status_code == 502 and f"found {event!r} in its stream" in response.text
+
+
 BREAKS = {
     "the connection": None,
     "an error": {"message": "the scheduler is gone", "code": 503},
+    "an error with a name": {"message": "the worker is gone", "code": "worker_gone"},
     "text": "gone",
 }
 

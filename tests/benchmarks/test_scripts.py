@@ -1,7 +1,7 @@
 """The benchmarks can be run, at their smallest; what they measure there means nothing.
 
-Those that docs/performance.md, docs/rollouts.md, docs/examples.md and docs/command.md print get the words
-that stand there.
+Those that docs/performance.md, docs/rollouts.md, docs/examples.md, docs/fleets.md and docs/command.md print
+get the words that stand there.
 """
 
 import importlib
@@ -39,6 +39,7 @@ SCRIPTS = {
     "startup": ["--rounds", "1"],
     "killed_engines": ["--steps", "4"],
     "chaos": ["--faults", "1", "--steps", "2", "--layouts", "colocated"],
+    "soak": ["--minutes", "1", "--fault-every", "0.5", "--warm-up", "0.2"],
     "adapter_turns": [
         *("--sessions", "2", "--context", "1024", "--turns", "1", "--rounds", "1"),
         *("--many", "3", "--many-context", "256"),
@@ -66,7 +67,16 @@ MODULES = {
     "random_syncs": ["--syncs", "50"],
     "simulate": ["--histories", "100", "--bugs", "0"],
 }
-CLUSTER = ("against_trl", "fully_async", "grpo_step", "gpu_loop", "startup", "chaos", "killed_engines")
+CLUSTER = (
+    "against_trl",
+    "fully_async",
+    "grpo_step",
+    "gpu_loop",
+    "startup",
+    "chaos",
+    "killed_engines",
+    "soak",
+)
 NIGHTLY = (
     *(*CLUSTER, "convert_30b", "rollout_driver", "router", "data_loading"),
     *("in_flight", "generic_executor", "hf_load", "random_syncs", "simulate", "adapter_turns", "sync_model"),

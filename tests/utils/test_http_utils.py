@@ -299,8 +299,10 @@ async def test_a_stream_is_opened_again_until_it_begins(events):
         await collected(events, max_retries=2)
 
 
-async def test_a_stream_that_breaks_is_an_error_with_its_url(events):
-    events.script = [b'data: {"n": 1}\n\n', None]
+@pytest.mark.parametrize("end", [[None], [b'data: {"n": 2']])
+async def test_a_stream_that_breaks_is_an_error_with_its_url(events, end):
+    """Also where HTTP knows of no break, as its end is that of the connection."""
+    events.script = [b'data: {"n": 1}\n\n', *end]
     seen = []
     with pytest.raises(httpx.TransportError, match=events.url):
         async for event in stream(events.url, {}, max_retries=3):

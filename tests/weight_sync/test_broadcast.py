@@ -122,9 +122,9 @@ def test_engines_are_told_once_that_their_group_is_given_up(transport, monkeypat
 def test_a_group_whose_broadcast_failed_is_left_beside_the_run(monkeypatch):
     """Others may wait in it for minutes, and the run ends without it."""
     transport, group, begun, may_end = BroadcastTransport(CONFIG), MagicMock(), Event(), Event()
-    work, given_up = MagicMock(), Event()
-    work.wait.side_effect = lambda: (begun.set(), may_end.wait(300))
-    monkeypatch.setattr("torch.distributed.broadcast", lambda *_, **__: work)
+    given_up = Event()
+    works = iter([MagicMock(), MagicMock(wait=lambda: (begun.set(), may_end.wait(300)))])
+    monkeypatch.setattr("torch.distributed.broadcast", lambda *_, **__: next(works))
     monkeypatch.setattr(
         "torch.distributed.destroy_process_group", lambda left: left is group and given_up.set()
     )
@@ -132,7 +132,7 @@ def test_a_group_whose_broadcast_failed_is_left_beside_the_run(monkeypatch):
     refused.set_exception(OSError("refused"))
     transport._group = group
     with pytest.raises(OSError, match="refused"):
-        transport._broadcast([torch.ones(2)], [refused])
+        transport._broadcast([torch.ones(2), torch.ones(3)], [refused])
     assert begun.wait(300) and transport._group is None and not given_up.is_set()
     (thread,) = [one for one in threading.enumerate() if one.name == "abandon-group"]
     group.abort.assert_called_once_with()
@@ -142,8 +142,10 @@ def test_a_group_whose_broadcast_failed_is_left_beside_the_run(monkeypatch):
 
 def test_a_broadcast_ends_before_its_memory_is_used_again(monkeypatch):
     """The engines may have answered while this process still sends."""
-    made, work, answered = BroadcastTransport(CONFIG), MagicMock(), Future()
+    made, works, answered = BroadcastTransport(CONFIG), [MagicMock(), MagicMock()], Future()
     answered.set_result(None)
-    monkeypatch.setattr(broadcast.dist, "broadcast", lambda *_, **__: work)
-    made._broadcast([torch.ones(2)], [answered])
-    work.wait.assert_called_once_with()
+    begun = iter(works)
+    monkeypatch.setattr(broadcast.dist, "broadcast", lambda *_, **__: next(begun))
+    made._broadcast([torch.ones(2), torch.ones(3)], [answered])
+    for work in works:
+        work.wait.assert_called_once_with()

@@ -225,9 +225,14 @@ async def _ask(
 
 def _checked(url: str, chunk: Any) -> Any:
     """A chunk of an answer; the HTTP status of a stream that fails is 200 all the same."""
-    if error := chunk.get("error"):
+    error = chunk.get("error") if isinstance(chunk, dict) else None
+    if error:
         told = error if isinstance(error, dict) else {"message": error}
-        raise HttpStatusError("POST", url, int(told.get("code") or 500), str(told.get("message", told)))
+        code = told.get("code")  # some servers give a name here
+        status = code if isinstance(code, int) and code else 500
+        raise HttpStatusError("POST", url, status, str(told.get("message", told)))
+    if not isinstance(chunk, dict) or not isinstance(chunk.get("meta_info"), dict):
+        raise HttpStatusError("POST", url, 502, f"found {chunk!r:.200} in its stream (wanted: meta_info)")
     return chunk
 
 

@@ -174,8 +174,10 @@ def _abandon(group: dist.ProcessGroup, works: list[dist.Work]) -> None:
     with contextlib.suppress(RuntimeError):
         group.abort()  # ends a broadcast over NCCL; gloo knows no such thing
     while works:
+        work = works.pop(0)
         with contextlib.suppress(RuntimeError):
-            works.pop(0).wait()
+            work.wait()
+        del work  # it refers to the group
     dist.destroy_process_group(group)
 
 
