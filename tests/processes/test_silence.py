@@ -39,3 +39,11 @@ def test_the_time_in_which_nobody_asked_is_no_silence(unanswered):
 def test_a_question_that_was_asked_meanwhile_is_a_part_of_it(unanswered):
     assert unanswered(0, 60) == 60
     assert unanswered(5, 65) == 65
+
+
+def test_a_question_that_waits_for_longer_than_a_later_one_is_a_part_of_it(unanswered):
+    unanswered.answered(-5)
+    assert unanswered(30, 40) == 10
+    assert unanswered(0, 60) == 60
+    unanswered.answered(61)
+    assert unanswered(2, 62) == 1

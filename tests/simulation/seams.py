@@ -39,6 +39,7 @@ UNDER_SIMULATION = (
     "slime.weight_sync.transports.session",
     "slime.backends.sglang_utils.client",
     "slime.backends.sglang_utils.router",
+    "slime.processes.silence",
     "slime.backends.sglang_utils.server_control",
     "slime.rollout.async_worker",
     "slime.rollout.fully_async_rollout",
@@ -114,7 +115,7 @@ def names_of(sim: Any) -> dict[str, Any]:
             *("slime.ray.fleet", "slime.ray.engine_watch", "slime.ray.waiting", "slime.ray.rollout_manager"),
             "slime.ray.served_model",
             *("slime.backends.sglang_utils.client", "slime.backends.sglang_utils.server_control"),
-            "slime.backends.sglang_utils.router",
+            *("slime.backends.sglang_utils.router", "slime.processes.silence"),
             *("tenacity", "tenacity.nap"),
         )
     }

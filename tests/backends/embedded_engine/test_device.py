@@ -161,7 +161,9 @@ def test_weights_reach_a_gpu_by_every_way(gpu, qwen3, tmp_path, monkeypatch) -> 
     updater.begin("all")
     for device in (torch.device("cpu"), GPU):
         sent = [(name, tensor.to(device)) for name, tensor in named]
-        monkeypatch.setattr(f"{ENGINE}.weight_updater.deserialize_tensors", lambda text, sent=sent: sent)
+        monkeypatch.setattr(
+            f"{ENGINE}.weight_updater.deserialize_tensors", lambda text, opened, sent=sent: sent
+        )
         server.parameters.flat.zero_()
         updater.from_tensors([""], None, "1", True)
         expected.append(checksum(server))
