@@ -38,14 +38,6 @@ def samples_of_policies(policies: Sequence[str], samples: list[Sample]) -> dict[
     return found
 
 
-def trained_samples(config: RunConfig, samples: list[Sample]) -> list[Sample]:
-    """The samples without those that a model answered which is served and not trained."""
-    served = [model.name for model in config.engines.served_models]
-    trained = config.policies.trained_policies or served[:1]
-    others = {*served} - {*trained}
-    return [sample for sample in samples if sample.policy not in others]
-
-
 class PolicySamples:
     """Makes the train shards of one policy out of its samples.
 

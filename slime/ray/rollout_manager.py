@@ -22,7 +22,7 @@ from slime.ray.fleet_setup import fleet_of
 from slime.ray.pending_rollout import Generated
 from slime.ray.placement_group import Slots
 from slime.ray.policies import policy_configs
-from slime.ray.policy_samples import PolicySamples, samples_of_policies, trained_samples
+from slime.ray.policy_samples import PolicySamples, samples_of_policies
 from slime.ray.process_watch import ProcessLocation, process_location
 from slime.ray.served_policy import probe_tokens
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn, describe
@@ -30,6 +30,7 @@ from slime.rollout.checks import check_samples
 from slime.rollout.data_source import rollouts_of_run, rollouts_per_epoch
 from slime.rollout.data_state import DataState, state_now
 from slime.rollout.generation import get_model_url
+from slime.rollout.trained import trained_samples
 from slime.training.conversion import flatten_samples, in_order
 from slime.training.rewards import name_groups
 from slime.utils.http_utils import init_http_client, share_key_with

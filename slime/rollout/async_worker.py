@@ -268,7 +268,7 @@ class AsyncRolloutWorker:
         group = work.result
         if self.config.rollout.rollout_all_samples_process_path:
             self._finished.append(group)
-        verdict = filtered(self.args, group)
+        verdict = filtered(self.config, group)
         if should_drop_dynamic_filter_output(
             verdict,
             remaining_batch_size=len(self._done) + len(self._running),

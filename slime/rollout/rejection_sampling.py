@@ -169,4 +169,4 @@ def _judge(config: GenerationConfig, group: list[Any]) -> DynamicFilterOutput:
         sample_filter = load_function(config.rollout.rollout_sample_filter_path)
         with blame(sample_filter, flatten(group)):
             sample_filter(config.flat, [group])
-    return filtered(config.flat, group)
+    return filtered(config, group)

@@ -206,7 +206,7 @@ class _Collection:
             self._keep_finished(taken, group)
             return
         self.finished.append(group)
-        verdict = filtered(self.config.flat, group)
+        verdict = filtered(self.config, group)
         if should_drop_dynamic_filter_output(
             verdict,
             remaining_batch_size=len(self.kept) + in_flight,

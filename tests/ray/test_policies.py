@@ -5,7 +5,6 @@ from unittest.mock import MagicMock, call
 
 import pytest
 
-from slime.arguments.validate.served_models import ModelConfig
 from slime.config.served_models import DEFAULT
 from slime.observability.policy_log import PolicyLog, silent_steps
 from slime.observability.run_log import RunLog
@@ -14,7 +13,7 @@ from slime.ray import setup
 from slime.ray.placement_group import Layout, Placement, Slots, placement_layout
 from slime.ray.policies import policy_configs
 from slime.ray.policy_groups import PolicyGroups
-from slime.ray.policy_samples import PolicySamples, samples_of_policies, trained_samples
+from slime.ray.policy_samples import PolicySamples, samples_of_policies
 from slime.ray.policy_side import PolicySide
 from slime.ray.rollout_group import RolloutGroup
 from slime.rollout.base_types import RolloutError
@@ -52,17 +51,6 @@ def test_samples_go_to_the_policy_that_they_name() -> None:
         "b": [1, 2],
         "c": [],
     }
-
-
-def test_what_a_model_answered_that_is_not_trained_is_left_out() -> None:
-    models = [ModelConfig(name) for name in ("policy", "past", "judge")]
-    samples = [Sample(policy=policy) for policy in (None, "policy", "past", "judge", "unknown")]
-    found = trained_samples(config_with(served_models=models), samples)
-    assert [sample.policy for sample in found] == [None, "policy", "unknown"]
-    assert trained_samples(config_with(served_models=[]), samples) == samples
-    of_run = of_two(served_models=[ModelConfig(name) for name in ("a", "b", "past")])
-    samples = [Sample(policy=policy) for policy in ("a", "past", "b", None)]
-    assert [sample.policy for sample in trained_samples(of_run, samples)] == ["a", "b", None]
 
 
 @pytest.mark.parametrize("policy", [None, "c"])

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from slime.config.rollout import RolloutConfig
+from slime.config.generation import GenerationConfig
 from slime.rollout.attempts import flatten
 from slime.rollout.base_types import blame
+from slime.rollout.trained import trained_part
 from slime.rollout.ungraded import nothing_is_graded
 from slime.utils.misc import load_function
 
@@ -43,12 +44,15 @@ def call_dynamic_filter(fn: Callable[..., Any] | None, *args: Any, **kwargs: Any
     return output if isinstance(output, DynamicFilterOutput) else DynamicFilterOutput(keep=bool(output))
 
 
-def filtered(args: RolloutConfig, group: list[Any]) -> DynamicFilterOutput:
-    """What ``--dynamic-sampling-filter-path`` says of a group; an error names function and samples."""
-    path = args.dynamic_sampling_filter_path
+def filtered(config: GenerationConfig, group: list[Any]) -> DynamicFilterOutput:
+    """What ``--dynamic-sampling-filter-path`` says of a group; an error names function and samples.
+
+    It is given what would be trained on: the rewards of an opponent are no signal.
+    """
+    path = config.rollout.dynamic_sampling_filter_path
     fn = load_function(path) if path else None
     with blame(fn or call_dynamic_filter, flatten(group)):
-        return call_dynamic_filter(fn, args, group)
+        return call_dynamic_filter(fn, config.flat, trained_part(config, group))
 
 
 def should_drop_dynamic_filter_output(
