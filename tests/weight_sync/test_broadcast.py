@@ -82,6 +82,20 @@ def test_large_tensors_go_as_they_are_to_engines_that_keep_all_of_them(transport
         assert [tensor.dtype for tensor in sent] == [torch.uint8]
 
 
+def test_a_view_goes_as_the_values_that_it_shows(transport, monkeypatch):
+    monkeypatch.setattr(broadcast, "_LEAST_MEAN", 1)
+    transport._engines.endpoints = [MagicMock(num_gpus=1)]
+    view = torch.arange(6.0).view(2, 3).T
+    (sent,), load_format = transport._form([("w", view)])
+    assert load_format is None and sent.is_contiguous() and torch.equal(sent, view)
+
+
+def test_on_an_accelerator_a_bucket_goes_as_one_tensor(monkeypatch):
+    monkeypatch.setattr(broadcast, "_LEAST_MEAN", 1)
+    assert broadcast._are_large([("w", torch.empty(4))])
+    assert not broadcast._are_large([("w", torch.empty(4, device="meta"))])
+
+
 def test_a_run_does_not_take_the_name_of_a_group_that_another_has_left_in_an_engine(monkeypatch):
     """SGLang refuses a name that it knows, and a run that is killed does not say goodbye."""
     names = set()

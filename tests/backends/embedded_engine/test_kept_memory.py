@@ -83,6 +83,41 @@ def test_a_file_of_the_same_name_is_another_file(memory):
     assert torch.equal(found, LONG) and memory._kept[name].file != kept.file
 
 
+@pytest.mark.parametrize("more", [-8, 8])
+def test_a_mapping_of_another_size_is_not_taken(memory, more):
+    """A name and a file say nothing of how much of it a bucket fills."""
+    buffer = FlatBuffer()
+    read(memory, serialize_bucket(buffer.flatten([("w", LONG)])))
+    ((name, kept),) = memory._kept.items()
+    with Path("/dev/shm" + name).open("ab") as file:
+        file.write(bytes(8))
+    wanted = torch.zeros(kept.data.numel() + more, dtype=torch.uint8).untyped_storage()
+    found = memory.storage(name.encode(), wanted)
+    assert found is not wanted and found.nbytes() == wanted.nbytes()
+
+
+def test_a_file_that_goes_within_a_request_is_let_go_of_at_its_end(memory):
+    before = maps()
+    buffer = FlatBuffer()
+    text = serialize_bucket(buffer.flatten([("w", LONG)]))
+    del deserialize_tensors(text, memory.storage)["flattened_tensor"]
+    assert len(memory._used) == 1
+    del buffer
+    memory.forget_others()
+    assert not memory._kept and maps() == before
+
+
+def test_two_buckets_are_not_mapped_at_once(memory, monkeypatch):
+    old, new = FlatBuffer(), FlatBuffer()
+    read(memory, serialize_bucket(old.flatten([("w", LONG)])))
+    mapped, kept = kept_memory._mapped, []
+    monkeypatch.setattr(
+        kept_memory, "_mapped", lambda *file: (kept.append(len(memory._kept)), mapped(*file))[1]
+    )
+    read(memory, serialize_bucket(new.flatten([("w", LONG)])))
+    assert kept == [0]
+
+
 @pytest.mark.parametrize(
     ("name", "size"), [("/torch_none_here", 4), ("/../etc/passwd", 4), ("torch_1", 4), ("/other", 4)]
 )
