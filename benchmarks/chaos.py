@@ -8,7 +8,8 @@ each group of samples is trained on once. A synchronous one is done undisturbed 
 numbers of that twin; the asynchronous ones promise none, since the clock says which weights make an answer.
 
 Writes what was found of each layout and seed, with the commit and the load of the machine, and the faults of
-all of them by victim. Results add up: a run replaces the one of its layout and seed, ``--anew`` all. Ends
+all of them by victim, and the share of its time that a run would train if it lost every tenth of 256 engines
+and ranks in an hour. Results add up: a run replaces the one of its layout and seed, ``--anew`` all. Ends
 with status 1 if a run did not heal.
 """
 
@@ -42,6 +43,9 @@ RESULTS = ROOT / "benchmarks" / "results" / "chaos.json"
 _FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 _TOLERANT, _ASYNC = "--use-fault-tolerance", "--async"
 PROMPTS, ANSWERS = 2, 4
+LOSSES_PER_HOUR = 25.6
+"""A tenth of 256 engines and ranks."""
+LOST_ROLES = ("engine", "engine actor", "trainer rank")
 
 
 def _gpus(ranks: int, engines: int) -> tuple[str, ...]:
@@ -185,8 +189,33 @@ def with_run(runs: Sequence[dict[str, Any]], found: dict[str, Any]) -> list[dict
 def write(output: Path, runs: Sequence[dict[str, Any]]) -> None:
     """Writes the results."""
     kinds = Counter(fault["kind"] for found in runs for fault in found["outcomes"])
-    results = {"faults": kinds, "by_victim": by_victim(runs), "runs": runs}
+    results = {"faults": kinds, "by_victim": by_victim(runs), **training_time_ratio(runs), "runs": runs}
     output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def training_time_ratio(
+    runs: Sequence[dict[str, Any]], losses_per_hour: float = LOSSES_PER_HOUR
+) -> dict[str, float]:
+    """The share of its time that a run trains, as if each loss stood still for all the time to the next step.
+
+    Args:
+        runs: of which the faults give what a loss costs: the seconds from a lost engine or rank to the next
+            step, of kills and stops, whatever struck meanwhile. It is what a step itself takes too,
+            and of a tiny model: a large one takes longer to load.
+    """
+    costs = [
+        fault["recovered_s"]
+        for found in runs
+        for fault in found["outcomes"]
+        if fault["role"] in LOST_ROLES and fault["kind"] != Kind.PAUSE and fault["recovered_s"] is not None
+    ]
+    cost = sum(costs) / max(1, len(costs))
+    return {
+        "losses_per_hour": losses_per_hour,
+        "losses_seen": len(costs),
+        "seconds_per_loss": round(cost, 1),
+        "training_time_ratio": round(1 / (1 + losses_per_hour * cost / 3600), 3),
+    }
 
 
 def table(results: dict[str, Any]) -> str:

@@ -6,7 +6,8 @@ A program of another process has conversations by OpenAI's client: it knows an a
 no turn twice. Each conversation is an answer of a run of ``train_async.py`` on CPUs, with two engines behind
 slime's router. In every second or third step an engine is killed, while it tells a turn or in the middle of a
 weight update. Afterwards each token that was trained on is found in what passed the router, with its log-prob
-and its version, and the books of the run are read. It fails if a turn was lost.
+and its version, and the books of the run are read. It fails if a turn was lost, or if a run of 100 steps
+and more has not learned.
 
 Writes how many turns, updates and kills there were, and what the turns cost: streams that went on at another
 engine, requests that were asked again from their beginning, tokens that were computed again.
@@ -32,6 +33,8 @@ from tests.e2e.outside_agents import DIRECTORY, decided_model, flags  # noqa: E4
 from tools.make_tiny_model import main as make_tiny_model  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "killed_engines.json"
+ENOUGH_STEPS = 100
+"""Fewer of them may end before the reward has risen: how much a run learns early is luck."""
 _COLUMNS = {
     "turns": "turns",
     "lost": "turns_lost",
@@ -62,6 +65,14 @@ def measure(directory: Path, steps: int) -> dict[str, Any]:
     return {"steps": steps, "seconds": time.monotonic() - begun, **prove(Evidence.of(directory, steps))}
 
 
+def not_learned(found: Mapping[str, Any]) -> str | None:
+    """What is wrong with the reward of a run that was long enough to learn."""
+    first, last = (found["reward"][f"{name}_quarter"] for name in ("first", "last"))
+    if found["steps"] < ENOUGH_STEPS or last >= min(first + 0.1, 0.95):
+        return None
+    return f"the reward went from {first:.2f} to {last:.2f} (wanted: 0.1 more, or 0.95)"
+
+
 def table(found: Mapping[str, Any]) -> str:
     """Returns what was counted, as the page on agents has it."""
     row = [f"{found[name]:,}" for name in _COLUMNS.values()]
@@ -80,6 +91,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         found = {**measure(Path(scratch), options.steps), "load": os.getloadavg()[2]}
     options.output.write_text(json.dumps(found, indent=2) + "\n")
     print(table(found))
+    if wrong := not_learned(found):
+        sys.exit(f"error: {wrong}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.chaos import LAYOUTS, RESULTS, ROOT, broken_promises, kept, table, with_run, write
+from benchmarks.chaos import (
+    LAYOUTS,
+    RESULTS,
+    ROOT,
+    broken_promises,
+    kept,
+    table,
+    training_time_ratio,
+    with_run,
+    write,
+)
 
 STEPS = 3
 BOOKS = {"issued": 9, "trained": 6, "filtered": 0, "dropped": {"surplus": 1}, "buffered": 1, "leased": 1}
@@ -73,6 +83,19 @@ def test_results_add_up_and_a_run_replaces_the_one_of_its_layout_and_seed(tmp_pa
         *(("kill", 1), ("stop", 1), ("pause", 1))
     }
     assert kept(output, anew=True) == []
+
+
+def test_the_share_of_time_that_trains_counts_losses_of_engines_and_ranks():
+    def fault(role: str, kind: str, seconds: float | None) -> dict[str, Any]:
+        return {"role": role, "kind": kind, "recovered_s": seconds}
+
+    outcomes = [
+        *(fault("engine", "kill", 10.0), fault("trainer rank", "stop", 50.0), fault("engine", "stop", None)),
+        *(fault("engine", "pause", 500.0), fault("driver", "kill", 500.0)),
+    ]
+    found = training_time_ratio([{"outcomes": outcomes}], losses_per_hour=36)
+    assert found["losses_seen"] == 2 and found["seconds_per_loss"] == 30
+    assert found["training_time_ratio"] == pytest.approx(1 / 1.3, abs=1e-3)
 
 
 def test_every_way_to_run_is_there():

@@ -2,7 +2,9 @@
 
 import json
 
-from benchmarks.killed_engines import RESULTS, ROOT, table
+import pytest
+
+from benchmarks.killed_engines import RESULTS, ROOT, not_learned, table
 
 
 def test_agents_of_thousands_of_turns_lost_none_to_killed_engines_and_the_page_has_the_table():
@@ -12,3 +14,12 @@ def test_agents_of_thousands_of_turns_lost_none_to_killed_engines_and_the_page_h
     assert found["turns_lost"] == found["recomputed_beyond_metric"] == 0 and not found["groups"]["dropped"]
     assert found["reward"]["last_quarter"] > found["reward"]["first_quarter"] + 0.1
     assert table(found) in (ROOT / "docs" / "agents.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("steps", "first", "last", "told"),
+    [(100, 0.5, 0.55, True), (100, 0.5, 0.61, False), (100, 0.94, 0.95, False), (99, 0.5, 0.4, False)],
+)
+def test_a_long_run_that_has_not_learned_is_told_of(steps, first, last, told):
+    reward = {"first_quarter": first, "last_quarter": last}
+    assert (not_learned({"steps": steps, "reward": reward}) is not None) == told
