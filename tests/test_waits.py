@@ -49,7 +49,7 @@ KILLED = {
 # What is asked for is there: a wait with a deadline came before, or nothing is waited for.
 DONE = {
     "backends/embedded_engine/scheduler.py: _append: sequence.constraint.accept": "a grammar's",
-    "backends/megatron_utils/checkpoint_processes.py: _answer_of: receiver.recv": "after wait",
+    "backends/megatron_utils/checkpoint_processes.py: _answer_of: receiver.recv": "_waited_for",
     "backends/fsdp_utils/checkpoint.py: poll: future.exception": "after done()",
     "backends/megatron_utils/server/app.py: _update: done.result": "in its done callback",
     "observability/trace_utils.py: trace_span: _open_spans.get": "a context variable",
@@ -111,7 +111,6 @@ CALLER = {
     "backends/embedded_engine/http/running.py: run_streaming: wakeup.wait": "ends when its client has gone",
     "backends/fsdp_utils/checkpoint.py: finish: future.result": "--train-timeout",
     "backends/megatron_utils/server/launch.py: end: thread.join": "a test, or the end of the process",
-    "backends/megatron_utils/checkpoint_processes.py: _answer_of: wait": "--train-timeout",
     "cli/api.py: _run: process.wait": "the run's own deadlines",
     "chaos/faults.py: _will_wake: subprocess.run": "the start of a Python",
     "processes/reaper.py: start_memory_reaper: subprocess.run": "the start of the actor",

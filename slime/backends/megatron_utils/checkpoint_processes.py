@@ -1,4 +1,4 @@
-"""The processes that write the shards of a rank: one that is killed fails the save.
+"""The processes that write the shards of a rank: one that is killed, or stays stopped, fails the save.
 
 megatron-core waits for all of them without a deadline, and looks at none: if the kernel kills one, as a rule
 for want of memory, the run hangs.
@@ -13,6 +13,9 @@ from typing import Any
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
+from slime.processes.stopped import STOPPED_LIMIT_S, StopClock, is_stopped
+
+_LOOK_S = 1.0
 Writer = tuple[ForkProcess, Connection, str]
 """A process that writes, where it answers, and its file."""
 
@@ -75,18 +78,32 @@ def _started(transforms: list[Any], use_msc: bool, number: int, bucket: Any) -> 
 
 def _answer_of(process: ForkProcess, receiver: Connection, path: str) -> Any:
     """What a process has written, or its exception; also if it ended without a word."""
-    wait([receiver, process.sentinel])
+    was_stopped = _waited_for(process, receiver)
     try:
-        return receiver.recv() if receiver.poll() else _unanswered(process, path)
+        return receiver.recv() if receiver.poll() else _unanswered(process, path, was_stopped)
     except (EOFError, OSError):  # OSError: it was killed in the middle of what it said
-        return _unanswered(process, path)
+        return _unanswered(process, path, was_stopped)
     finally:
         process.join()
 
 
-def _unanswered(process: ForkProcess, path: str) -> RuntimeError:
+def _waited_for(process: ForkProcess, receiver: Connection) -> bool:
+    """Waits until it has answered or ended; kills it, and returns True, where it stays stopped (SIGSTOP)."""
+    clock, pid = StopClock(), process.pid or 0
+    while not wait([receiver, process.sentinel], timeout=_LOOK_S):
+        if clock.overdue([pid] if is_stopped(pid) else []):
+            process.kill()
+            return True
+    return False
+
+
+def _unanswered(process: ForkProcess, path: str, was_stopped: bool) -> RuntimeError:
     process.join()
-    return RuntimeError(f"{path}: the process that wrote it {_end(process.exitcode or 0)}")
+    if was_stopped:
+        end = f"was stopped (SIGSTOP) for {STOPPED_LIMIT_S:g} s, and killed"
+    else:
+        end = _end(process.exitcode or 0)
+    return RuntimeError(f"{path}: the process that wrote it {end}")
 
 
 def _end(exit_code: int) -> str:

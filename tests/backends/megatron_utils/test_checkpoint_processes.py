@@ -10,7 +10,9 @@ from multiprocessing.connection import Connection
 import pytest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
+from slime.backends.megatron_utils import checkpoint_processes
 from slime.backends.megatron_utils.checkpoint_processes import write_in_processes
+from slime.processes.stopped import StopClock
 
 BUCKETS = [("a.distcp", "a", ([], [])), ("b.distcp", "b", ([], []))]
 
@@ -48,6 +50,14 @@ def test_what_was_written_is_told_by_bucket(write):
 )
 def test_one_that_is_killed_fails_the_save(write, end, how):
     assert str(write(end)) == f"b.distcp: the process that wrote it {how}"
+
+
+def test_one_that_stays_stopped_is_killed_and_fails_the_save(write, monkeypatch):
+    monkeypatch.setattr(checkpoint_processes, "_LOOK_S", 0.01)
+    monkeypatch.setattr(StopClock.overdue, "__defaults__", (0.05,))
+    why = "was stopped (SIGSTOP) for 15 s, and killed"
+    stopped = write(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    assert str(stopped) == f"b.distcp: the process that wrote it {why}"
 
 
 def test_one_that_cannot_be_started_fails_the_save(write, monkeypatch):
