@@ -162,13 +162,17 @@ def _numbers(values: Any) -> Column | None:
     """An array of one axis; None of anything else, into which nobody looks."""
     if not hasattr(values, "__len__") or _size(values) > _LONGEST:
         return None
-    if isinstance(values, list) and all(isinstance(value, int | float | np.number) for value in values):
+    if isinstance(values, list) and _are_numbers(values):
         return np.asarray(values, dtype=np.float64)
     if hasattr(values, "detach") and values.dim() == 1:  # a tensor
         return np.asarray(values.detach().to("cpu").double().numpy())
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "biuf":
         return values.astype(np.float64)
     return None
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    return all(issubclass(kind, int | float | np.number) for kind in set(map(type, values)))
 
 
 def _size(values: Any) -> int:

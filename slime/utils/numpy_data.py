@@ -8,9 +8,9 @@ from threading import RLock
 from typing import Any
 
 import numpy as np
-import torch
 from torch.serialization import safe_globals
 
+from slime.utils.torch_file import load_without_globals
 from slime.utils.types import plain
 
 _KINDS = "biufcSUmM"
@@ -33,7 +33,7 @@ def load_as_it_is(path: str | Path) -> Any:
         pickle.UnpicklingError: it holds something else, which is not made.
     """
     with _READING, safe_globals(_MADE):
-        return torch.load(path, weights_only=True)
+        return load_without_globals(path)
 
 
 def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from slime.utils.torch_file import load_without_globals
+
 ZIP_WRITER = "inline_container"
 """What an error of torch's zip writer names."""
 
@@ -42,7 +44,7 @@ def write_plain(data: dict[str, Any], path: Path) -> None:
     partial = path.with_suffix(".partial")
     try:
         torch.save(data, partial)
-        torch.load(partial, weights_only=True, mmap=True)
+        load_without_globals(partial, mmap=True)
     except Exception as error:  # how an object is pickled, or is not, is its own code
         partial.unlink(missing_ok=True)
         keys, found = _culprit(data)

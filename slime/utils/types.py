@@ -28,6 +28,9 @@ EARLIER_TOKENS = "earlier_response_tokens"
 """A key of the metadata of a sample that a rollout handed on: how many tokens its response had then."""
 
 
+_PLAIN = frozenset((int, float, str, bool, bytes, type(None)))
+
+
 class RewardChoice(Protocol):
     """The part of ``args`` that says which reward to train on."""
 
@@ -63,7 +66,8 @@ def plain(value: Any) -> Any:
 
         return torch.from_numpy(value)
     if type(value) in (list, tuple):
-        return type(value)(map(plain, value))
+        is_flat = _PLAIN.issuperset(map(type, value))  # of a million numbers, each would be a call
+        return type(value)(value if is_flat else map(plain, value))
     if type(value) is dict:
         return {plain(key): plain(item) for key, item in value.items()}
     return value
