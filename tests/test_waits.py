@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 IDLE = {
     "agent/jail/serve.py: main: os.waitpid": "the process around the jail, which its sandbox kills",
     "agent/sandbox/ports.py: _accept: free.acquire": "a task that the sandbox cancels",
+    "agent/sandbox/engine.py: end: self._flood.wait": "a task that is cancelled beside its deadline",
     "backends/embedded_engine/engine.py: _take_incoming: self._wakeup.wait": "woken by close",
     "backends/embedded_engine/grammar/worker.py: main: sys.stdin.readline": "its engine closes the pipe",
     "cli/chaos.py: _run_twin: twin.wait": "the life of the run",
@@ -48,6 +49,7 @@ KILLED = {
 }
 # What is asked for is there: a wait with a deadline came before, or nothing is waited for.
 DONE = {
+    "agent/sandbox/engine.py: _code: self._work.result": "after done()",
     "backends/embedded_engine/scheduler.py: _append: sequence.constraint.accept": "a grammar's",
     "backends/megatron_utils/checkpoint_processes.py: _answer_of: receiver.recv": "_waited_for",
     "backends/fsdp_utils/checkpoint.py: poll: future.exception": "after done()",

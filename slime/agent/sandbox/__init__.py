@@ -1,5 +1,6 @@
-"""Places to run code that nobody trusts: on this machine, or at E2B."""
+"""Places to run code that nobody trusts: on this machine, in containers, or at E2B."""
 
+from slime.agent.sandbox.container import ContainerLimits, ContainerSandbox
 from slime.agent.sandbox.e2b import E2BSandbox
 from slime.agent.sandbox.limits import Limits
 from slime.agent.sandbox.local import LocalSandbox
@@ -14,6 +15,8 @@ from slime.agent.sandbox.protocol import (
 
 __all__ = [
     "EXIT_TIME_BUDGET_EXCEEDED",
+    "ContainerLimits",
+    "ContainerSandbox",
     "E2BSandbox",
     "ExecResult",
     "Limits",

@@ -119,7 +119,7 @@ async def ensure_agent_user(sb: Sandbox, workdir: str | None = None, *, user: st
         SandboxError: there is none, and none can be made.
     """
     name = shlex.quote(user)
-    code, said = await sb.exec(f"id -u {name} > /dev/null 2>&1 || useradd -m {name}")
+    code, said = await sb.exec(f"id -u {name} > /dev/null 2>&1 || useradd -m {name} || adduser -D {name}")
     if code != 0:
         raise SandboxError(f"user {user}: {said.strip():.500}")
     if workdir is not None:
