@@ -7,7 +7,8 @@ from pause to continue, HTTP included; the plain copy moves every parameter once
 already. The floor of a transport is what its path takes without us: by handle two such copies, into the flat
 tensor and out of it; over the process group a broadcast of the same buckets by gloo alone, to another process
 that receives them in the same memory each time; by disk a file of as many bytes that is written in a row,
-with which only the writing of a version is compared: engines generate meanwhile. Everything
+with which only the writing of a version is compared: engines generate meanwhile. Of a pause the engine's own
+part is told, its commit, in which it takes the weights into its own. Everything
 happens in one run, in turns, so that the ratios do not depend on the machine's mood. CPU seconds are
 those of trainer and engine together.
 
@@ -221,7 +222,7 @@ def measure(
             report = action()
             took = {"wall_s": time.perf_counter() - wall, "cpu_s": _cpu_seconds(engine) - cpu}
             if report is not None:
-                took |= {"transfer_s": report.transfer, "pause_s": report.pause}
+                took |= {"transfer_s": report.transfer, "pause_s": report.pause, "commit_s": report.commit}
             samples[name].append(took)
     return {
         name: {key: statistics.median(one[key] for one in taken[1:]) for key in taken[0]}
@@ -278,6 +279,8 @@ def run(size: str, repeats: int, directory: Path) -> dict[str, Any]:
     for row in rows.values():
         row["bytes_per_s"] = total / row["wall_s"]
         row["share_of_plain_copy"] = rows["plain_copy"]["wall_s"] / row["wall_s"]
+        if "commit_s" in row:
+            row["pause_over_commit"] = row["pause_s"] / row["commit_s"]
     rows["tensor"]["share_of_floor"] = 2 * rows["tensor"]["share_of_plain_copy"]
     rows["distributed"]["share_of_floor"] = rows["gloo_alone"]["wall_s"] / rows["distributed"]["wall_s"]
     rows["disk"]["share_of_floor"] = rows["file_alone"]["wall_s"] / rows["disk"]["transfer_s"]
@@ -314,6 +317,7 @@ def main() -> None:
                 f"{size:>5} {name:<12} {row['bytes_per_s'] / 1e9:6.2f} GB/s  {row['wall_s'] * 1e3:8.1f} ms "
                 f"({row['cpu_s'] * 1e3:.0f} ms CPU), {row['share_of_plain_copy']:.2f} of a plain copy"
                 + (f", {row['share_of_floor']:.2f} of its floor" if "share_of_floor" in row else "")
+                + (f", pause {row['pause_over_commit']:.2f} commits" if "pause_over_commit" in row else "")
             )
         for encoding, row in result["changes"].items():
             print(

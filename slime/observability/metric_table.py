@@ -168,6 +168,13 @@ METRICS: dict[str, tuple[Metric, ...]] = {
             "perf/update_weights_pause_time", "in which engines stood still for new weights", "s", SUM, ""
         ),
         Metric(
+            "perf/update_weights_commit_time",
+            "of that, in which the slowest engine took them in; of the embedded engine",
+            "s",
+            SUM,
+            "near the pause",
+        ),
+        Metric(
             "perf/update_weights_rounding",
             "of what [adapters](lora.md#sync) add, lost where merged weights were rounded; of the worst rank",
             "part",

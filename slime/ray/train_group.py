@@ -272,12 +272,10 @@ class RayTrainGroup:
         self._log.count("update_weights_wire_bytes", report.sent)
         self._log.count("update_weights_transfer_time", report.transfer)
         self._log.count("update_weights_pause_time", report.pause)
-        if report.floor:
-            self._log.count("update_weights_floor_time", report.floor)
-        if report.rounding:
-            self._log.count("update_weights_rounding", report.rounding)
-        if report.density:
-            self._log.count("update_weights_density", report.density)
+        known = {"commit_time": report.commit, "floor_time": report.floor}
+        for name, value in {**known, "rounding": report.rounding, "density": report.density}.items():
+            if value:
+                self._log.count(f"update_weights_{name}", value)
         self._version, self._torn = max(version for version, _ in outcomes), False
         return self._version
 

@@ -14,6 +14,7 @@ class SyncReport:
         floor: seconds that its path would have taken for that at least, by `Transport.path_speed`; 0 where
             that is not known.
         pause: seconds for which engines stood still, as rank 0 saw it.
+        commit: seconds of it in which the slowest engine took weights in, as it says itself; 0 if none does.
         rounding: see `slime.training.weights.Weights`.
         density: which part of all bytes had to be sent, where changes or adapters alone are; else 0.
     """
@@ -24,6 +25,7 @@ class SyncReport:
     rounding: float = 0.0
     density: float = 0.0
     floor: float = 0.0
+    commit: float = 0.0
 
 
 def of_all_ranks(reports: Iterable[SyncReport]) -> SyncReport:
@@ -36,4 +38,5 @@ def of_all_ranks(reports: Iterable[SyncReport]) -> SyncReport:
         max(each.rounding for each in ranks),
         max(each.density for each in ranks),
         max(each.floor for each in ranks),
+        max(each.commit for each in ranks),
     )

@@ -203,6 +203,7 @@ class WeightUpdate:
             rounding=self._routes[0].plan.rounding,
             density=sum(route.density for route in routes),
             floor=sum(route.floor for route in routes),
+            commit=max((transport.commit_time for transport in serving), default=0.0),
         )
 
     def disconnect(self) -> None:

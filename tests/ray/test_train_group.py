@@ -244,7 +244,7 @@ def test_a_step_says_what_its_weight_updates_took(started, monkeypatch):
     group, log = started(0, check_served_policy=False, check_weight_update_equal=False)
     endpoint = EngineEndpoint("http://127.0.0.1:1", None, 1, 0)
     group._rollout.updatable_engines.return_value = [endpoint], 0
-    ranks = [(1, SyncReport(3 * 10**9, 2.0, 2.5, floor=0.5)), (1, SyncReport(10**9, 1.0, 0.0))]
+    ranks = [(1, SyncReport(3 * 10**9, 2.0, 2.5, floor=0.5, commit=1.5)), (1, SyncReport(10**9, 1.0, 0.0))]
     monkeypatch.setattr(group, "call_all", lambda what, name, *args: ranks)
     for _ in range(2):
         group.update_weights()
@@ -254,6 +254,7 @@ def test_a_step_says_what_its_weight_updates_took(started, monkeypatch):
     (row,) = found
     names = ("wire_bytes", "transfer_time", "gb_per_s", "pause_time", "floor_time", "floor_share")
     assert [row[f"perf/update_weights_{name}"] for name in names] == [8 * 10**9, 4.0, 2.0, 5.0, 1.0, 0.25]
+    assert row["perf/update_weights_commit_time"] == 3.0
 
 
 @pytest.mark.parametrize(("without", "times"), [(True, []), (False, ["perf/update_weights_time"])])

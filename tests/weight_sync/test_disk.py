@@ -198,9 +198,9 @@ def test_a_rank_without_an_engine_writes_nothing(args, root):
 
 
 def test_ranks_send_side_by_side_and_the_slowest_counts():
-    reports = [SyncReport(3, 1.0, 0.5, 0.1, 0.4, 0.7), SyncReport(4, 3.0, 0.25, 0.2, 0.3, 0.8)]
-    assert of_all_ranks(reports) == SyncReport(7, 3.0, 0.5, 0.2, 0.4, 0.8)
-    assert of_all_ranks([]) == SyncReport(0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    reports = [SyncReport(3, 1.0, 0.5, 0.1, 0.4, 0.7, 0.3), SyncReport(4, 3.0, 0.25, 0.2, 0.3, 0.8, 0.4)]
+    assert of_all_ranks(reports) == SyncReport(7, 3.0, 0.5, 0.2, 0.4, 0.8, 0.4)
+    assert of_all_ranks([]) == SyncReport(0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_versions_are_kept_if_they_are_wanted(connected, args, root):

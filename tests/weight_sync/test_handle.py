@@ -42,7 +42,7 @@ class Recorder(FakeEngine):
             tensors = {name: tensor.clone() for name, tensor in bucket.reconstruct_tensors()}
             self.weights.setdefault(rank, {}).update(tensors)
             self.requests.append({*tensors})
-        return {"success": True}
+        return {"success": True, "commit_time": 0.5}
 
     @property
     def paths(self):
@@ -124,8 +124,9 @@ def _sync(rank, args, endpoint, then=lambda update: None):
             raise RuntimeError(f"left behind: {left or 'a process group'}")
 
 
-def _pause(update):
-    return update.run(5).pause
+def _pause_and_commit(update):
+    report = update.run(5)
+    return report.pause, report.commit
 
 
 def _endpoint(engine):
@@ -140,8 +141,10 @@ def test_each_rank_of_an_engine_gets_all_weights_from_its_trainer_rank(engine, t
     for tensors in engine.weights.values():
         assert tensors.keys() == expected.keys()
         assert all(torch.equal(tensors[name], expected[name]) for name in expected)
-    told_so, other = run_ranks(_sync, 2, args, _endpoint(engine), _pause)
-    assert told_so > 0 and other == 0
+    before = engine.paths.count("update_weights_from_tensor")
+    (pause, commit), other = run_ranks(_sync, 2, args, _endpoint(engine), _pause_and_commit)
+    posted = (engine.paths.count("update_weights_from_tensor") - before) / 2
+    assert pause > 0 and commit == 0.5 * posted and other == (0, 0)
 
 
 def test_tensors_that_an_engine_joins_come_in_one_request(engine, tmp_path):

@@ -78,6 +78,24 @@ def test_engines_stand_still_around_the_buckets_for_as_long_as_is_told(engine, m
     assert engine.paths == WHOLE and session.pause == 3.5 and session.steps == ["leave", "join"]
 
 
+def test_an_update_takes_as_long_within_engines_as_the_slowest_says(engine):
+    """What the update before took is not told again, and one that says nothing took none."""
+    engine.answers["update_weights_from_disk"] = {"success": True, "commit_time": 0.25}
+    other = Recorder().start()
+    other.answers["update_weights_from_disk"] = {"success": True}
+    session, found = Session(), []
+    session.connect([endpoint(engine.url), endpoint(other.url)])
+    for loads in (2, 1, 0):
+        session.open("1", PLAN)
+        for _ in range(loads):
+            session._engines.each(lambda client: client.update_weights_from_disk("/m"))
+        session.commit()
+        session.resume()
+        found.append(session.commit_time)
+    other.stop()
+    assert found == [0.5, 0.25, 0.0]
+
+
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
 def test_engines_are_told_what_becomes_of_answers_under_way(engine, mode):
     """What they have computed of answers that go on with it cannot be flushed, and need not be."""

@@ -35,7 +35,7 @@ class Pretended(Transport):
 
     def __init__(self, name, reaches, nbytes, pause, log):
         self.name, self.reaches, self.nbytes, self.pause, self.log = name, reaches, nbytes, pause, log
-        self.density = pause / 10
+        self.density, self.commit_time = pause / 10, pause / 5
 
     def _note(self, *what):
         self.log.append((self.name, *what))
@@ -100,6 +100,7 @@ def test_no_engine_goes_on_before_all_have_the_weights(update, log):
     log.clear()
     report = update.run(5)
     assert (report.sent, report.pause, report.density) == (2 * (3 + 4), 2.5, 0.25)
+    assert report.commit == 0.5
     both = ("first", "second")
     assert log == [
         *((name, "open", "5") for name in both),

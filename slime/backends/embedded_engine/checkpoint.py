@@ -8,19 +8,48 @@ from slime.backends.embedded_engine.named_weights import NamedWeights
 from slime.models.checkpoint.weights_dir import WeightsReader
 
 
+class TornWeights(ValueError):
+    """A checkpoint broke off while it was read: some weights are its own, some older, one may be both."""
+
+
 def load_checkpoint(parameters: NamedWeights, path: str | Path) -> None:
-    """Fills all weights from a checkpoint; quantised ones are dequantised.
+    """Fills all weights from a checkpoint, read straight into their places; quantised ones are dequantised.
 
     Raises:
-        ValueError: the checkpoint lacks a weight, or has one that does not fit.
+        ValueError: the checkpoint lacks a weight, has one that does not fit, or a file that is not whole.
+            Nothing is changed: all headers are read before the first weight.
+        TornWeights: a file could not be read after all.
     """
-    missing = set(parameters.named)
+    parameters.require_memory()
     with WeightsReader(path) as reader:
-        for name, tensor in reader.items():
-            parameters.update([(name, tensor)])
-            missing.discard(name)
-    if missing:
-        raise ValueError(f"{path}: {len(missing)} weights are missing, e.g. {sorted(missing)[0]}")
+        places = _places(parameters, reader)
+        try:
+            with torch.no_grad():
+                for name, place in places.items():
+                    _fill(place, reader, name)
+        except Exception as error:  # a damaged file raises whatever its reader raises
+            raise TornWeights(str(error)) from error
+
+
+def _places(parameters: NamedWeights, reader: WeightsReader) -> dict[str, torch.Tensor]:
+    """Where each weight of a checkpoint goes; see `load_checkpoint`."""
+    reader.open_all()
+    places = {}
+    for name in reader.names():
+        place = parameters.destination(name, reader.shape(name), reader.dtype(name))
+        if place is not None:
+            places[name] = place
+    if missing := parameters.named.keys() - places.keys():
+        raise ValueError(f"{reader.path}: {len(missing)} weights are missing, e.g. {min(missing)}")
+    return places
+
+
+def _fill(place: torch.Tensor, reader: WeightsReader, name: str) -> None:
+    if place.dim():
+        rest = [slice(0, size) for size in place.shape[1:]]
+        reader.copy_rows(place, name, range(len(place)), rest)
+    else:
+        place.copy_(reader.read(name))
 
 
 def load_random(parameters: NamedWeights, seed: int) -> None:

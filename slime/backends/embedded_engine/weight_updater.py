@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from slime.backends.embedded_engine.checkpoint import load_checkpoint
+from slime.backends.embedded_engine.checkpoint import TornWeights, load_checkpoint
 from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.kept_memory import KeptMemory
@@ -44,6 +44,8 @@ class WeightUpdater:
         self.groups = WeightGroups(parameters.config.device, tp_size)
         self.session: str | None = None
         self._memory = KeptMemory()
+        self._torn: set[str] = set()
+        """Weights that a checkpoint which broke off may have changed, and no update has brought since."""
 
     def begin(self, selector: str) -> None:
         if self.session is not None:
@@ -57,6 +59,11 @@ class WeightUpdater:
         if self.session is None:
             raise BadRequest("no weight update is open: /begin_weight_update comes first")
         self.session = None
+        if self._torn:
+            raise BadRequest(
+                f"weight {min(self._torn)!r}: may be of a checkpoint that broke off (wanted: an update with "
+                f"it and {len(self._torn) - 1} others); nothing is computed until it comes"
+            )
         self._engine.updating = False
 
     def from_tensors(
@@ -126,20 +133,27 @@ class WeightUpdater:
             ]
             whole = [{**places, **dict(named)} for named in ranks]
             self.groups.receive(name, [[held[weight] for weight, *_ in specs] for held in whole])
+            self._torn -= places.keys()
         self._load(joined(ranks))
         self._complete(version, flush)
 
     def from_disk(self, path: str, version: str | None, flush: bool) -> None:
-        """Loads an HF checkpoint; the old weights come back if it does not fit."""
+        """Loads an HF checkpoint; the old weights are kept if it does not fit or is not whole.
+
+        Where one breaks off while it is read, nothing is computed until an update has brought all weights.
+        """
         self._require_memory()
         if not Path(path).is_dir():
             raise BadRequest(f"model_path {path!r}: no such directory on the engine's machine")
-        before = self._parameters.copy()
         try:
             load_checkpoint(self._parameters, path)
+        except TornWeights as error:
+            self._torn, self._engine.updating = set(self._parameters.named), True
+            message = f"model_path {path!r}: {error}; nothing is computed until all weights come anew"
+            raise BadRequest(message) from error
         except Exception as error:  # a damaged file raises whatever its reader raises
-            self._parameters.restore(before)
             raise BadRequest(f"model_path {path!r}: {error}; the old weights are kept") from error
+        self._torn, self._engine.updating = set(), self.session is not None
         self._complete(version, flush)
 
     def set_version(self, version: str) -> None:
@@ -159,7 +173,7 @@ class WeightUpdater:
     def _load(self, named: list[tuple[str, torch.Tensor]]) -> None:
         """Raises BadRequest, and changes nothing, if a tensor does not fit."""
         if self._stored is None:
-            self._parameters.update(named)
+            self._replace(named)
             return
         try:
             given, dtype = dict(named), self._parameters.config.dtype
@@ -170,7 +184,11 @@ class WeightUpdater:
             ]
         except ValueError as error:
             raise BadRequest(str(error)) from error
-        self._parameters.update(plain)
+        self._replace(plain)
+
+    def _replace(self, named: list[tuple[str, torch.Tensor]]) -> None:
+        self._parameters.update(named)
+        self._torn.difference_update(name for name, _ in named)
 
     def _places(
         self, specs: list[tuple[str, torch.dtype, tuple[int, ...]]], device: torch.device

@@ -60,12 +60,15 @@ class EngineClient:
     """Speaks to the engine at ``endpoint``. Picklable; may be used from several threads.
 
     ``timeout`` (seconds) bounds every single request. All methods raise :class:`EngineError`.
+    ``commit_time`` adds up the seconds that weights took within the engine, where it tells them;
+    ``has_update_session`` is false once `begin_weight_update` has found that the server has none.
     """
 
     def __init__(self, endpoint: EngineEndpoint, timeout: float = REQUEST_TIMEOUT_S) -> None:
         self.endpoint = endpoint
         self.timeout = timeout
-        self._has_update_session = True
+        self.commit_time = 0.0
+        self.has_update_session = True
         self._http = self._new_http()
 
     def _new_http(self) -> httpx.Client:
@@ -215,24 +218,19 @@ class EngineClient:
             raise
         return True
 
-    @property
-    def has_update_session(self) -> bool:
-        """False once `begin_weight_update` has found that the server has none."""
-        return self._has_update_session
-
     def begin_weight_update(self) -> None:
         """Opens an update session. Servers that have no sessions (404) are remembered."""
-        if not self._has_update_session:
+        if not self.has_update_session:
             return
         try:
             self.request("POST", "/begin_weight_update", {})
         except EngineError as error:
             if error.status != 404:
                 raise
-            self._has_update_session = False
+            self.has_update_session = False
 
     def end_weight_update(self) -> None:
-        if self._has_update_session:
+        if self.has_update_session:
             self.request("POST", "/end_weight_update", {})
 
     @contextmanager
@@ -319,7 +317,10 @@ class EngineClient:
         self._update("/update_weights_from_disk", body, weight_version, flush_cache)
 
     def _update(self, path: str, body: dict[str, Any], weight_version: str | None, flush_cache: bool) -> None:
-        self.request("POST", path, {**body, "weight_version": weight_version, "flush_cache": flush_cache})
+        body |= {"weight_version": weight_version, "flush_cache": flush_cache}
+        answer = self.request("POST", path, body)
+        if isinstance(answer, dict):
+            self.commit_time += answer.get("commit_time", 0.0)
 
     def update_weight_version(self, version: str) -> None:
         """Renames the version of the weights being served; running requests go on."""
@@ -336,12 +337,10 @@ class EngineClient:
         The cache is flushed first: SGLang refuses to release it while prefixes are held.
         """
         self.flush_cache()
-        body = {"tags": None if tags is None else list(tags)}
-        self.request("POST", "/release_memory_occupation", body)
+        self.request("POST", "/release_memory_occupation", {"tags": tags and list(tags)})
 
     def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
-        body = {"tags": None if tags is None else list(tags)}
-        self.request("POST", "/resume_memory_occupation", body)
+        self.request("POST", "/resume_memory_occupation", {"tags": tags and list(tags)})
 
 
 def _json_or_text(response: httpx.Response) -> Any:

@@ -104,6 +104,10 @@ class HandleTransport(SessionTransport):
                 weight_version=self._version if is_last else None,
             )
 
+    @property
+    def _loaders(self) -> list[EngineClient]:
+        return [] if self._engine is None else [self._engine]
+
     def _join(self) -> None:
         """
         Raises:

@@ -106,10 +106,17 @@ class SessionTransport(Transport):
     def _pause(self, version: str, plan: WeightPlan) -> None:
         self._version, self._plan, self._is_open = version, plan, True
         self._stopped_at = monotonic()
+        for engine in self._loaders:
+            engine.commit_time = 0.0
         self._engines.each(lambda engine: engine.pause_generation(self._pause_mode))
         self._engines.each(self._flush)
         if self._check_pending:
             self._engines.each(lambda engine: engine.weights_checker("reset_tensors"))
+
+    @property
+    def _loaders(self) -> list[EngineClient]:
+        """Clients of this rank by which weights come to engines."""
+        return self._engines.clients
 
     def _end_interrupted(self, engine: EngineClient) -> bool:
         """Ends the update that a failure left open; whether there was one.
@@ -142,6 +149,7 @@ class SessionTransport(Transport):
         self._engines.each(lambda engine: engine.continue_generation())
         if self._engines.clients:
             self.pause = monotonic() - self._stopped_at
+        self.commit_time = max((engine.commit_time for engine in self._loaders), default=0.0)
         self._check_pending = self._is_open = False
 
     def disconnect(self) -> None:

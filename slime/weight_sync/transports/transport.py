@@ -20,12 +20,15 @@ class Transport(ABC):
     Attributes:
         choice: the value of ``--update-weight-transport`` that it is for.
         pause: seconds for which its engines stood still in the last update, on the rank that told them so.
+        commit_time: seconds of that in which one of them took weights in, as it told this rank; see
+            `SyncReport`.
         density: which part of all bytes the last update had to send, on a rank that knows; else 0.
         spans: for ``--trace``, in place of those of its own.
     """
 
     choice = "nccl"
     pause = 0.0
+    commit_time = 0.0
     density = 0.0
     spans: SpanList
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from slime.backends.embedded_engine import memory_occupation, weight_updater
+from slime.backends.embedded_engine.checkpoint import TornWeights
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.memory_occupation import MemoryOccupation
 from slime.backends.embedded_engine.weight_updater import WeightUpdater, named_tensors
@@ -26,7 +27,6 @@ def weights_of_a_model():
         destination=lambda name, shape, dtype: (
             place if (name, shape, dtype) == ("w", (2,), torch.float32) else None
         ),
-        copy=lambda: "before",
     )
 
 
@@ -137,18 +137,64 @@ def test_what_is_no_update_changes_nothing(parts, payload, tmp_path):
     assert not weights.update.called and engine.scheduler.weight_version == "1" and not engine.flush.called
 
 
-def test_weights_from_a_disk_need_no_session_and_the_old_ones_come_back(parts, monkeypatch, tmp_path):
+def test_weights_from_a_disk_need_no_session_and_the_old_ones_are_kept(parts, monkeypatch, tmp_path):
     engine, weights, updater = parts
     loaded = MagicMock()
     monkeypatch.setattr(weight_updater, "load_checkpoint", loaded)
     updater.from_disk(str(tmp_path), "2", False)
     loaded.assert_called_once_with(weights, str(tmp_path))
-    assert engine.scheduler.weight_version == "2" and not weights.restore.called
-    loaded.side_effect = OSError("damaged")
-    with pytest.raises(BadRequest, match="damaged; the old weights are kept"):
-        updater.from_disk(str(tmp_path), "3", False)
-    weights.restore.assert_called_once_with("before")
     assert engine.scheduler.weight_version == "2"
+    loaded.side_effect = ValueError("does not fit")
+    with pytest.raises(BadRequest, match="does not fit; the old weights are kept"):
+        updater.from_disk(str(tmp_path), "3", False)
+    assert engine.scheduler.weight_version == "2" and engine.updating is False
+
+
+@pytest.mark.parametrize("in_session", [False, True])
+def test_after_a_checkpoint_that_broke_off_nothing_is_computed_until_all_weights_have_come(
+    parts, payload, monkeypatch, tmp_path, in_session
+):
+    engine, weights, updater = parts
+    weights.named = {"w": weights.place, "x": weights.place}
+    loaded = MagicMock(side_effect=TornWeights("ends before byte 7"))
+    monkeypatch.setattr(weight_updater, "load_checkpoint", loaded)
+    if in_session:
+        updater.begin("all")
+    with pytest.raises(
+        BadRequest, match="ends before byte 7; nothing is computed until all weights come anew"
+    ):
+        updater.from_disk(str(tmp_path), "2", False)
+    assert engine.updating is True and engine.scheduler.weight_version == "1"
+    if not in_session:
+        updater.begin("all")
+    updater.from_tensors(["pair"], None, "2", False)
+    with pytest.raises(BadRequest, match="weight 'x': may be of a checkpoint that broke off"):
+        updater.end()
+    assert engine.updating is True and updater.session is None
+    loaded.side_effect = None
+    updater.from_disk(str(tmp_path), "3", False)
+    assert engine.updating is False
+    updater.begin("all")
+    updater.from_disk(str(tmp_path), "4", False)
+    assert engine.updating is True
+    updater.end()
+    assert engine.updating is False
+
+
+@pytest.mark.parametrize("load_format", [None, "flattened_bucket"])
+def test_weights_that_a_group_brings_replace_those_that_broke_off(parts, monkeypatch, tmp_path, load_format):
+    engine, weights, updater = parts
+    weights.named = {"w": weights.place}
+    monkeypatch.setattr(weight_updater, "load_checkpoint", MagicMock(side_effect=TornWeights("broke off")))
+    updater.groups = MagicMock(
+        device=lambda name: CPU, buffers=lambda name, size: [torch.empty(size, dtype=torch.uint8)]
+    )
+    with pytest.raises(BadRequest, match="broke off"):
+        updater.from_disk(str(tmp_path), "2", False)
+    updater.begin("all")
+    updater.from_group("g", [("w", torch.float32, (2,))], load_format, "2", False)
+    updater.end()
+    assert engine.updating is False
 
 
 @pytest.mark.parametrize("load_format", [None, "direct", "flattened_bucket"])

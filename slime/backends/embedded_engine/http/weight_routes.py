@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -44,14 +45,23 @@ def _failure(error: BadRequest, **more: Any) -> Response:
 
 
 async def _update(state: ServerState, abort_all: bool, function: Callable[[], None], **more: Any) -> Response:
-    """Runs an update once nothing is running, or at once if the engine is paused."""
+    """Runs an update once nothing is running, or at once if the engine is paused.
+
+    Beside what SGLang answers it tells the seconds that the update itself took.
+    """
     try:
         if abort_all:
             await state.engine.run(lambda: state.engine.abort("", True))
-        await state.engine.run(function, exclusive=True)
+        took = await state.engine.run(lambda: _timed(function), exclusive=True)
     except BadRequest as error:
         return _failure(error, **more)
-    return _success("Succeeded to update model weights.", **more)
+    return _success("Succeeded to update model weights.", **more, commit_time=took)
+
+
+def _timed(function: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
 
 
 @router.post("/begin_weight_update")
