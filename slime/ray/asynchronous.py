@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime.arguments.groups.off_policy import staleness_notes
 from slime.ray.healing import Healing
-from slime.ray.synchronous import TrainingStep, evaluates_at_start
+from slime.ray.synchronous import Evaluations, TrainingStep
 from slime.utils.misc import should_run_periodic_action as is_due
 
 if TYPE_CHECKING:  # bad flags are answered without waiting for these
@@ -54,21 +54,23 @@ def train(
 
         if is_due(rollout_id, config.evaluation.eval_interval, epoch):
             healing.run(ahead.finish)
-            healing.run(rollout.eval, rollout_id + 1)
+        evaluations.after(rollout_id)
 
         log.end_step(rollout_id)
 
     if start >= end:
         return
 
+    def before(rollout_id: int) -> None:
+        actor.offload()
+        if rollout_id > 0:
+            evaluations.before(rollout_id)
+
     healing = Healing(config, actor, critic, rollout, sync_weights, ahead.forget)
+    evaluations = Evaluations(config, rollout, healing)
     rollout.keep_state()
     healing.run(sync_weights)
-    actor.offload()
-    if start > 0 and evaluates_at_start(config.evaluation, config.data.total_rollouts, start, epoch):
-        healing.run(rollout.eval, start)
-
-    healing.take_all(take, range(start, end))
+    healing.take_all(take, range(start, end), before)
 
 
 def _updates_after(rollout_id: int, config: "RunConfig") -> bool:

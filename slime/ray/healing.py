@@ -46,8 +46,14 @@ class Healing:
         self._config, self._actor, self._critic = config, actor, critic
         self._rollout, self._sync_weights, self._forget = rollout, sync_weights, forget
 
-    def take_all(self, take: Callable[[int], None], steps: range) -> None:
+    def take_all(
+        self, take: Callable[[int], None], steps: range, before: Callable[[int], None] = lambda start: None
+    ) -> None:
         """Takes these steps, by ``take(rollout_id)``.
+
+        Args:
+            before: is called with the first step, and with the one that a checkpoint leads back to; that may
+                be the end, where ranks are lost between the last checkpoint and the end of its step.
 
         Raises:
             RanksLost: too often, or there is no checkpoint of this run to go back to.
@@ -56,10 +62,13 @@ class Healing:
 
         rollout_id, furthest, losses = steps.start, steps.start, 0
         lost: tuple[RanksLost, int] | None = None
+        before(rollout_id)
         while rollout_id < steps.stop:
             try:
                 if lost is not None:
                     rollout_id, lost = self._go_back(*lost), None
+                    before(rollout_id)
+                    continue
                 take(rollout_id)
             except RanksLost as error:
                 losses += 1

@@ -50,20 +50,40 @@ def train(
         rollout.end_step()
         healing.run(sync_weights)
 
-        if is_due(rollout_id, config.evaluation.eval_interval, epoch):
-            healing.run(rollout.eval, rollout_id + 1)
-
+        evaluations.after(rollout_id)
         log.end_step(rollout_id)
 
     healing = Healing(config, actor, critic, rollout, sync_weights)
+    evaluations = Evaluations(config, rollout, healing)
     rollout.keep_state()
     healing.run(sync_weights)
+    steps = range(actor.start_rollout_id, config.data.total_rollouts)
+    healing.take_all(take, steps, before=evaluations.before)
 
-    start = actor.start_rollout_id
-    if evaluates_at_start(config.evaluation, config.data.total_rollouts, start, epoch):
-        healing.run(rollout.eval, start)
 
-    healing.take_all(take, range(start, config.data.total_rollouts))
+class Evaluations:
+    """The evaluations of a run. None is left out, and none is made twice, where ranks are lost around it."""
+
+    def __init__(self, config: "RunConfig", rollout: "RolloutGroup", healing: Healing) -> None:
+        self._config, self._rollout, self._healing = config, rollout, healing
+        self._made: int | None = None
+
+    def before(self, rollout_id: int) -> None:
+        """Makes the one that is due before a run's first rollout, or before the first after a checkpoint."""
+        total, epoch = self._config.data.total_rollouts, self._rollout.num_rollout_per_epoch
+        if evaluates_at_start(self._config.evaluation, total, rollout_id, epoch):
+            self._make(rollout_id)
+
+    def after(self, rollout_id: int) -> None:
+        """Makes the one that is due after a rollout."""
+        interval, epoch = self._config.evaluation.eval_interval, self._rollout.num_rollout_per_epoch
+        if is_due(rollout_id, interval, epoch):
+            self._make(rollout_id + 1)
+
+    def _make(self, version: int) -> None:
+        if self._made is None or version > self._made:
+            self._healing.run(self._rollout.eval, version)
+            self._made = version
 
 
 def evaluates_at_start(

@@ -1,5 +1,6 @@
 """What the loops do again when they have lost processes."""
 
+import itertools
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -258,6 +259,31 @@ def test_ranks_that_are_lost_again_and_again_end_the_run(lose) -> None:
     with pytest.raises(RanksLost, match="lost in 2"):
         lose([2] * 4)
     assert trained(lose([2] * 3 + [3] * 3)).count(3) == 4
+
+
+def loses_in_update(lose, monkeypatch, updates: tuple[int, ...], newest: int) -> list[Any]:
+    """The calls of a run of four steps, evaluated after each, of which these updates lose the ranks."""
+    given = itertools.count()
+
+    def update_weights(self: Any) -> None:
+        self.calls.append("update_weights")
+        if next(given) in updates:
+            raise RanksLost("lost in an update")
+
+    monkeypatch.setattr(Roles, "update_weights", update_weights, raising=False)
+    return lose([], newest=newest, eval_interval=1, skip_eval_before_train=True)
+
+
+def test_ranks_lost_after_the_last_checkpoint_cost_no_rollout(lose, monkeypatch) -> None:
+    calls = loses_in_update(lose, monkeypatch, (4,), newest=3)
+    assert trained(calls) == [0, 1, 2, 3] and ("rebuild", "saved", 3) in calls
+    assert [call for call in calls if call[0] == "eval"] == [("eval", step) for step in (1, 2, 3, 4)]
+
+
+def test_ranks_lost_between_a_checkpoint_and_its_evaluation_leave_it_out_not(lose, monkeypatch) -> None:
+    calls = loses_in_update(lose, monkeypatch, (2, 3), newest=1)
+    assert trained(calls) == [0, 1, 2, 3]
+    assert [call for call in calls if call[0] == "eval"] == [("eval", step) for step in (1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize("most", [0, 1, 5])
