@@ -3,7 +3,6 @@
 A checkpoint fits any tensor-, pipeline- and data-parallel layout of the same model.
 """
 
-import queue
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,13 +11,12 @@ from typing import Any
 from megatron.core import dist_checkpointing
 from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
-from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
 from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 
 from slime.adapters.record import RECORD, lora_record, require_all_weights, require_same_adapters
 from slime.backends.megatron_utils import checkpoint_processes
+from slime.backends.megatron_utils.background_save import BackgroundSaves
 from slime.backends.megatron_utils.first_rank_writes import FirstRankWrites
 from slime.backends.megatron_utils.foreign_checkpoint import (
     NothingInCommon,
@@ -79,12 +77,8 @@ class CheckpointWriter:
         self.attempts = SaveAttempts(self._root)
         self._first_rank = FirstRankWrites()
         self._temporary = Path(self._root)  # of the save that is being written
-        self._queue = AsyncCallsQueue(persistent=False) if self._flags.async_save else None
+        self._queue = BackgroundSaves() if self._flags.async_save else None
         checkpoint_processes.install()
-        if self._queue is None and filesystem_async._results_queue is None:
-            # By which the writer reports. megatron-core starts a process for it, which imports all that this
-            # one has, at the first save of every rank; a save in this process needs none.
-            filesystem_async._results_queue = queue.SimpleQueue()
 
     def save(
         self,

@@ -5,7 +5,10 @@ for want of memory, the run hangs.
 """
 
 import multiprocessing as mp
+import os
+import queue
 import signal
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
@@ -13,9 +16,11 @@ from typing import Any
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
-from slime.processes.stopped import STOPPED_LIMIT_S, StopClock, is_stopped
+from slime.processes.stopped import STOPPED_LIMIT_S, StopClock, is_stopped, with_descendants
+from slime.processes.supervisor import PR_SET_PDEATHSIG, prctl
 
 _LOOK_S = 1.0
+Results = queue.SimpleQueue[Any]
 Writer = tuple[ForkProcess, Connection, str]
 """A process that writes, where it answers, and its file."""
 
@@ -23,6 +28,10 @@ Writer = tuple[ForkProcess, Connection, str]
 def install() -> None:
     """Has checkpoints of this process written by `write_in_processes`."""
     FileSystemWriterAsync.write_preloaded_data_multiproc = staticmethod(write_in_processes)
+    if filesystem_async._results_queue is None:
+        # megatron-core starts a process for it, which imports all that this one has, at the first save of
+        # every rank, and for whose answers nothing has a deadline.
+        filesystem_async._results_queue = Results()
 
 
 class _Answer:
@@ -53,7 +62,7 @@ def write_in_processes(
     writers = [_started(transforms, use_msc, number, bucket) for number, bucket in enumerate(buckets)]
     written = {}
     for number, writer in enumerate(writers):
-        written[number] = writer if isinstance(writer, Exception) else _answer_of(*writer)
+        written[number] = writer if isinstance(writer, Exception) else answer_of(*writer)
     failures = [outcome for outcome in written.values() if isinstance(outcome, Exception)]
     results.put(failures[0] if failures else written)
 
@@ -65,8 +74,8 @@ def _started(transforms: list[Any], use_msc: bool, number: int, bucket: Any) -> 
         receiver, sender = context.Pipe(duplex=False)
         answer = _Answer(sender)
         process = context.Process(
-            target=FileSystemWriterAsync.write_preloaded_data,
-            args=(transforms, number, bucket, answer, answer, True),
+            target=_write,
+            args=(os.getpid(), transforms, number, bucket, answer, answer, True),
             kwargs={"use_msc": True} if use_msc else {},
         )
         process.start()
@@ -76,7 +85,14 @@ def _started(transforms: list[Any], use_msc: bool, number: int, bucket: Any) -> 
     return process, receiver, path
 
 
-def _answer_of(process: ForkProcess, receiver: Connection, path: str) -> Any:
+def _write(parent: int, *args: Any, **kwargs: Any) -> None:
+    """Writes a bucket as long as the process that wants it lives: another save may need the memory."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == parent:
+        FileSystemWriterAsync.write_preloaded_data(*args, **kwargs)
+
+
+def answer_of(process: ForkProcess, receiver: Connection, path: str) -> Any:
     """What a process has written, or its exception; also if it ended without a word."""
     was_stopped = _waited_for(process, receiver)
     try:
@@ -88,13 +104,22 @@ def _answer_of(process: ForkProcess, receiver: Connection, path: str) -> Any:
 
 
 def _waited_for(process: ForkProcess, receiver: Connection) -> bool:
-    """Waits until it has answered or ended; kills it, and returns True, where it stays stopped (SIGSTOP)."""
+    """Waits until it has answered or ended; kills it, and returns True, where it stays stopped (SIGSTOP).
+
+    Its end is asked for as well: what it has started holds the sentinel open.
+    """
     clock, pid = StopClock(), process.pid or 0
-    while not wait([receiver, process.sentinel], timeout=_LOOK_S):
+    while not wait([receiver, process.sentinel], timeout=_LOOK_S) and process.is_alive():
         if clock.overdue([pid] if is_stopped(pid) else []):
-            process.kill()
+            _kill_all(pid)
             return True
     return False
+
+
+def _kill_all(root: int) -> None:
+    for pid in with_descendants(root):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _unanswered(process: ForkProcess, path: str, was_stopped: bool) -> RuntimeError:

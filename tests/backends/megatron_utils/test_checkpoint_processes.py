@@ -1,17 +1,19 @@
 """A process that writes shards and ends without a word fails the save, which names its file."""
 
 import errno
+import multiprocessing as mp
 import os
 import queue
 import signal
 import struct
 from multiprocessing.connection import Connection
 
+import psutil
 import pytest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
 from slime.backends.megatron_utils import checkpoint_processes
-from slime.backends.megatron_utils.checkpoint_processes import write_in_processes
+from slime.backends.megatron_utils.checkpoint_processes import answer_of, write_in_processes
 from slime.processes.stopped import StopClock
 
 BUCKETS = [("a.distcp", "a", ([], [])), ("b.distcp", "b", ([], []))]
@@ -79,6 +81,43 @@ def test_one_that_is_killed_in_the_middle_of_its_answer_fails_the_save(write, mo
 
     monkeypatch.setattr(Connection, "send", cut)
     assert str(write(lambda: None)) == "a.distcp: the process that wrote it was killed by SIGKILL"
+
+
+def test_writers_end_with_the_process_that_wants_them(monkeypatch):
+    """They hold its sentinel open, and a killed one's save is over."""
+
+    def write_bucket(*_):
+        pids.send(os.getpid())
+        signal.pause()
+
+    monkeypatch.setattr(checkpoint_processes, "_LOOK_S", 0.01)
+    monkeypatch.setattr(FileSystemWriterAsync, "write_preloaded_data", staticmethod(write_bucket))
+    context = mp.get_context("fork")
+    (told, pids), (receiver, _sender) = context.Pipe(duplex=False), context.Pipe(duplex=False)
+    process = context.Process(target=write_in_processes, args=([], False, 0, BUCKETS, None))
+    process.start()
+    writers = [psutil.Process(told.recv()) for _ in BUCKETS]
+    process.kill()
+    assert str(answer_of(process, receiver, "it")) == "it: the process that wrote it was killed by SIGKILL"
+    assert not psutil.wait_procs(writers, timeout=30)[1]
+
+
+def test_what_a_stopped_process_has_started_is_killed_with_it(monkeypatch):
+    def start_and_stop():
+        child = context.Process(target=signal.pause)
+        child.start()
+        pids.send(child.pid)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    monkeypatch.setattr(checkpoint_processes, "_LOOK_S", 0.01)
+    monkeypatch.setattr(StopClock.overdue, "__defaults__", (0.05,))
+    context = mp.get_context("fork")
+    (told, pids), (receiver, _sender) = context.Pipe(duplex=False), context.Pipe(duplex=False)
+    process = context.Process(target=start_and_stop)
+    process.start()
+    child = psutil.Process(told.recv())
+    assert "was stopped (SIGSTOP) for 15 s" in str(answer_of(process, receiver, "it"))
+    assert not psutil.wait_procs([child], timeout=30)[1]
 
 
 def test_an_exception_is_told(tmp_path):
