@@ -50,7 +50,10 @@ PRINTED = {
     **dict.fromkeys(("bash scripts/test-sglang.sh", "bash scripts/test-original.sh"), _SCRIPTS),
     **{
         f"python benchmarks/{name}.py": "tests/benchmarks/test_scripts.py"
-        for name in ("engine_throughput", "trainer_packing", "weight_sync", "gpu_trainer", "rollout_buffer")
+        for name in (
+            *("engine_throughput", "trainer_packing", "weight_sync", "gpu_trainer", "rollout_buffer"),
+            "sandbox_pool",
+        )
     },
     "python benchmarks/nightly.py": "tests/benchmarks/test_nightly.py",
     "bash scripts/audit.sh": "tests/scripts/test_audit.py",

@@ -66,6 +66,7 @@ MODULES = {
     "moe_dispatch": ["--cases", "8 experts", "--repeats", "1"],
     "random_syncs": ["--syncs", "50"],
     "simulate": ["--histories", "100", "--bugs", "0"],
+    "sandbox_pool": ["--starts", "2"],
 }
 CLUSTER = (
     "against_trl",

@@ -4,6 +4,7 @@ from slime.agent.sandbox.container import ContainerLimits, ContainerSandbox
 from slime.agent.sandbox.e2b import E2BSandbox
 from slime.agent.sandbox.limits import Limits
 from slime.agent.sandbox.local import LocalSandbox
+from slime.agent.sandbox.pool import SandboxPool
 from slime.agent.sandbox.protocol import (
     EXIT_TIME_BUDGET_EXCEEDED,
     ExecResult,
@@ -23,6 +24,7 @@ __all__ = [
     "LocalSandbox",
     "Sandbox",
     "SandboxError",
+    "SandboxPool",
     "ensure_agent_user",
     "exec_and_wait",
 ]
