@@ -39,7 +39,8 @@ class WeightSyncConfig:
     )
     update_weight_mode: Literal["full", "delta"] = flag(
         "full",
-        help="what one sync sends: all weights, or what has changed (with --update-weight-transport disk)",
+        help="what one sync sends: all weights, or what has changed (over a process group to the embedded "
+        "engine alone)",
     )
     update_weight_transport: Literal["nccl", "disk"] = flag(
         "nccl",

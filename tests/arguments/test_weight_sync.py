@@ -3,6 +3,7 @@
 import pytest
 
 from slime.arguments import validated_args
+from tests.arguments.sglang_options import as_installed
 
 ENGINES = dict(colocate=None, rollout_num_gpus=1)
 
@@ -25,7 +26,6 @@ def test_changes_over_a_directory_are_accepted_with_every_encoding_and_checksum(
 @pytest.mark.parametrize(
     ("others", "said"),
     [
-        (dict(update_weight_transport="nccl"), "--update-weight-mode delta: with --update-weight-tran"),
         (dict(colocate=True, rollout_num_gpus=None), "--update-weight-mode delta: with --colocate"),
         (
             dict(update_weight_local_checkpoint_dir=None),
@@ -53,6 +53,26 @@ def test_engines_that_span_machines_are_refused(words, refusals, changes):
     others = dict(rollout_num_gpus=4, rollout_num_gpus_per_engine=4, num_gpus_per_node=2)
     said = refusals(words(**changes | others, actor_num_gpus_per_node=1))
     assert any("with engines of 4 GPUs, which span machines of 2" in line for line in said)
+
+
+GROUP = dict(**ENGINES, update_weight_mode="delta")
+NO_GROUP = "--update-weight-mode delta: with --update-weight-transport nccl and "
+
+
+def test_changes_over_the_process_group_are_for_embedded_engines(words, notes, refusals, monkeypatch):
+    for encoding, checksum in (("xor", "xxh3-128"), ("overwrite", "blake3")):
+        own = dict(update_weight_delta_encoding=encoding, update_weight_delta_checksum=checksum)
+        assert notes(words(**GROUP, **own)) == []
+        assert validated_args(words(**GROUP, **own)).update_weight_mode == "delta"
+    as_installed(monkeypatch)
+    elsewhere = dict(rollout_num_gpus=None, rollout_external_engine_addrs=["http://127.0.0.1:1"])
+    for others, named in {
+        "--rollout-engine sglang, which takes whole weights": dict(rollout_engine="sglang"),
+        "--rollout-external-engine-addrs, whose engines may have nothing": elsewhere,
+        "--no-lora-merge, whose base is sent once": dict(lora_rank=4, no_lora_merge=True),
+    }.items():
+        said = refusals(words(**GROUP | named))
+        assert any(line.startswith(NO_GROUP + others) for line in said), (others, said)
 
 
 FULLY_ASYNC = dict(rollout_function_path="slime.rollout.fully_async_rollout.generate_rollout_fully_async")

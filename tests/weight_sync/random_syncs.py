@@ -217,7 +217,7 @@ def _args(one: Draw, checkpoint: Path, served: Path, versions: Path) -> Any:
         "colocate": one.transport.startswith("handle"),
         "update_weight_buffer_size": one.bucket,
         "update_weight_transport": "disk" if on_disk else "nccl",
-        "update_weight_mode": "delta" if one.transport == "delta" else "full",
+        "update_weight_mode": "delta" if "delta" in one.transport else "full",
         "update_weight_disk_dir": str(versions),
         "update_weight_disk_keep_files": False,
         "update_weight_local_checkpoint_dir": f"{versions}-local" if one.transport == "delta" else None,

@@ -3,8 +3,10 @@
 import random
 from dataclasses import dataclass, replace
 
-TRANSPORTS = ("handle", "broadcast", "handle and broadcast", "disk", "delta")
+TRANSPORTS = ("handle", "broadcast", "handle and broadcast", "disk", "delta", "group delta")
 ON_DISK = ("disk", "delta")
+MERGED = (*ON_DISK, "group delta")
+"""A folder has no place for adapters beside the base, and with them nothing of the base changes."""
 MODELS = ("qwen3", "llama", "qwen3_moe")
 WITH_EXPERTS = ("qwen3_moe", "gpt_oss")
 _FLOATS = ("float32", "bfloat16")
@@ -101,7 +103,7 @@ def _on_a_backend(one: Draw, rng: random.Random, most_ranks: int) -> Draw:
 
 def _with_adapters(one: Draw, rng: random.Random) -> Draw:
     adapts = one.model != "qwen3_moe" and rng.random() < 0.5
-    merges = not adapts or one.transport in ON_DISK or rng.random() < 0.5  # which a folder has no place for
+    merges = not adapts or one.transport in MERGED or rng.random() < 0.5
     return replace(one, adapts=adapts, merges=merges)
 
 

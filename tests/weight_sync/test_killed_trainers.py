@@ -84,14 +84,14 @@ def flags_of(transport: str, directory: Path, checkpoints: list[Path]) -> dict:
         update_weight_buffer_size=1,
         colocate=transport == "handle",
         update_weight_transport="disk" if transport in ("disk", "delta") else "nccl",
-        update_weight_mode="delta" if transport == "delta" else "full",
+        update_weight_mode="delta" if "delta" in transport else "full",
         update_weight_disk_dir=str(directory / "versions"),
         update_weight_local_checkpoint_dir=str(directory / "local") if transport == "delta" else None,
         synced_checkpoint=str(checkpoints[0]),
     )
 
 
-@pytest.mark.parametrize("transport", ["handle", "broadcast", "disk", "delta"])
+@pytest.mark.parametrize("transport", ["handle", "broadcast", "disk", "delta", "group delta"])
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.nightly), 7])
 def test_its_successor_gives_them_whole_weights(transport, every, server, checkpoints, said, tmp_path):
     """At each message of two updates, and in the short form at every seventh one."""

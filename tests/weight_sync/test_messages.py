@@ -24,7 +24,8 @@ pytestmark = pytest.mark.slow
 
 HERE = ("handle", "disk", "delta")
 """Transports over which an engine of the same process is reached."""
-TRANSPORTS = (*HERE, pytest.param("broadcast", marks=pytest.mark.nightly))
+ELSEWHERE = ("broadcast", "group delta")
+TRANSPORTS = (*HERE, *[pytest.param(one, marks=pytest.mark.nightly) for one in ELSEWHERE])
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 UPDATE = ("pause", "flush", "begin_weight", "update_weights", "end_weight", "continue", "pull")
 
@@ -123,7 +124,7 @@ def made(checkpoints, tmp_path):
             colocate=transport == "handle",
             update_weight_buffer_size=1,
             update_weight_transport="disk" if transport in ("disk", "delta") else "nccl",
-            update_weight_mode="delta" if transport == "delta" else "full",
+            update_weight_mode="delta" if "delta" in transport else "full",
             update_weight_disk_dir=str(tmp_path / "versions"),
             update_weight_local_checkpoint_dir=str(tmp_path / "local") if transport == "delta" else None,
             synced_checkpoint=str(checkpoints[0]),
@@ -140,7 +141,7 @@ def engines(checkpoints):
     ends = []
 
     def start(transport):
-        if transport == "broadcast":
+        if transport in ELSEWHERE:
             server = Server(checkpoints[0], "--skip-tokenizer-init", "--dtype", "float32").wait_ready()
             ends.append(server.stop)
             return EngineEndpoint(server.url, None, 1, None), server.process.kill
@@ -182,6 +183,7 @@ def train(source, checkpoints):
     [
         *[("handle", "abort"), ("handle", "in_place"), ("disk", "abort"), ("delta", "in_place")],
         *[pytest.param("broadcast", mode, marks=pytest.mark.nightly) for mode in ("abort", "in_place")],
+        pytest.param("group delta", "abort", marks=pytest.mark.nightly),
     ],
 )
 def test_no_engine_computes_with_a_mixture(transport, mode, made, engines, said, checkpoints):

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.rollout import FULLY_ASYNC_FUNCTION, answers, is_fully_async
 from slime.arguments.validate.outputs import bad_output
+from slime.config.lora import LoraConfig
+from slime.config.run import filled
 from slime.config.weight_sync import WeightSyncConfig
 
 
@@ -53,19 +55,33 @@ def contradictions(args: Namespace) -> Iterator[str]:
             "--update-weight-transport disk)"
         )
     if is_delta and not is_disk:
-        yield (
-            f"--update-weight-mode delta: with --update-weight-transport {args.update_weight_transport} "
-            "(wanted: --update-weight-transport disk)"
-        )
+        yield from _no_changes_over_a_group(args)
     if is_delta and args.colocate:
         yield "--update-weight-mode delta: with --colocate (wanted: engines on GPUs of their own, or full)"
-    if is_delta and args.update_weight_local_checkpoint_dir is None:
+    if is_delta and is_disk and args.update_weight_local_checkpoint_dir is None:
         yield (
             "--update-weight-local-checkpoint-dir: missing (wanted: a directory on each engine's machine, "
             "for --update-weight-mode delta)"
         )
     if is_disk and args.update_weight_local_checkpoint_dir is not None:
         yield from _unreadable(args)
+
+
+def _no_changes_over_a_group(args: Namespace) -> Iterator[str]:
+    """Engines that take whole weights over a process group."""
+    where = f"--update-weight-mode delta: with --update-weight-transport {args.update_weight_transport}"
+    if args.rollout_external:
+        yield (
+            f"{where} and --rollout-external-engine-addrs, whose engines may have nothing that makes weights "
+            "of changes (wanted: full)"
+        )
+    elif args.rollout_engine == "sglang":
+        yield (
+            f"{where} and --rollout-engine sglang, which takes whole weights over a process group (wanted: "
+            "--update-weight-transport disk, or --rollout-engine embedded)"
+        )
+    if filled(LoraConfig, args).serves_adapter:
+        yield f"{where} and --no-lora-merge, whose base is sent once (wanted: full)"
 
 
 def _unmasked(args: Namespace) -> Iterator[str]:

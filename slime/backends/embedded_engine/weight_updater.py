@@ -1,5 +1,7 @@
-"""Weight updates: the session, and the three ways weights come in. Runs on the engine thread."""
+"""Weight updates: the session, and the ways weights come in. Runs on the engine thread."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from slime.backends.embedded_engine.weight_groups import WeightGroups
 from slime.models.checkpoint.stored_format import StoredFormat
 from slime.utils.accelerator import synchronize
 from slime.utils.tensor_bucket import FlattenedTensorBucket, Opened, deserialize_tensors, layout
+from slime.weight_sync.versions.live import ChangedBucket, HeldState, equal_bytes
 
 _LOAD_FORMATS = (None, "auto", "direct", "flattened_bucket")
 
@@ -42,6 +45,7 @@ class WeightUpdater:
         self._parameters = parameters
         self._stored = stored
         self.groups = WeightGroups(parameters.config.device, tp_size)
+        self.base = HeldState()
         self.session: str | None = None
         self._memory = KeptMemory()
         self._torn: set[str] = set()
@@ -137,6 +141,29 @@ class WeightUpdater:
         self._load(joined(ranks))
         self._complete(version, flush)
 
+    def from_changes(self, name: str, bucket: ChangedBucket, version: str | None, flush: bool) -> None:
+        """Receives changes of what the last such update brought, or whole tensors, from rank 0 of a group.
+
+        Raises:
+            BadRequest: they are changes of other weights than are held, or damaged; the next update has to be
+                a whole one. See `from_group` too.
+        """
+        self._require_session(None)
+        self.groups.device(name)
+        with _refused():
+            for tensor in bucket.tensors:
+                self._check(tensor.name, tensor.entry.torch_dtype, tensor.shape)
+            self.base.begin(bucket)
+        flats = self.groups.buffers(name, bucket.size)
+        if bucket.size:
+            self.groups.receive(name, [[flat] for flat in flats])
+        with _refused():
+            named = self.base.take(bucket, equal_bytes(flats))
+            self._load([(weight, tensor.to(self._parameters.config.device)) for weight, tensor in named])
+            if bucket.state is not None:
+                self.base.finish(bucket.state)
+        self._complete(version, flush)
+
     def from_disk(self, path: str, version: str | None, flush: bool) -> None:
         """Loads an HF checkpoint; the old weights are kept if it does not fit or is not whole.
 
@@ -230,6 +257,17 @@ class WeightUpdater:
         self._engine.scheduler.forget_shared()
         if flush and not self._engine.flush():
             raise BadRequest("the weights are updated, but flushing the cache failed: requests are running")
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Has the client told what is wrong with what it sent."""
+    try:
+        yield
+    except BadRequest:
+        raise
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
 
 
 def named_tensors(payload: Any, load_format: str | None) -> list[tuple[str, torch.Tensor]]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 TRANSPORTS = {
     "disk": "slime.weight_sync.transports.disk.DiskTransport",
     "delta": "slime.weight_sync.transports.delta.DeltaTransport",
+    "group_delta": "slime.weight_sync.transports.group_delta.GroupDeltaTransport",
     "handle": "slime.weight_sync.transports.handle.HandleTransport",
     "broadcast": "slime.weight_sync.transports.broadcast.BroadcastTransport",
 }

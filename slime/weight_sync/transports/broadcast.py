@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from urllib.parse import urlsplit
 
@@ -50,6 +50,10 @@ class BroadcastTransport(SessionTransport):
         self._group_name = ""
         self._buffer = FlatBuffer()
 
+    @classmethod
+    def is_wanted(cls, config: WeightUpdateConfig) -> bool:
+        return config.weight_sync.update_weight_mode == "full"
+
     def path_speed(self) -> float:
         """What a TCP connection carries, with gloo to engines on this machine."""
         hosts = (urlsplit(endpoint.url).hostname or "" for endpoint in self._engines.endpoints)
@@ -75,10 +79,14 @@ class BroadcastTransport(SessionTransport):
                 weight_version=self._version if is_last else None,
             )
 
+        self._carry(tensors, announce)
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def _carry(self, tensors: Sequence[torch.Tensor], announce: Callable[[EngineClient], None]) -> None:
+        """Broadcasts tensors, of which every engine is told meanwhile."""
         with _threads(len(self._engines.clients), "announce-bucket") as pool:
             answers = [pool.submit(announce, client) for client in self._engines.clients]
             self._broadcast(tensors, answers)
-        return sum(tensor.nbytes for tensor in tensors)
 
     def _form(self, bucket: NamedTensors) -> tuple[list[torch.Tensor], str | None]:
         """What is broadcast, and how engines are told to load it."""

@@ -70,6 +70,26 @@ class UpdateFromDistributedBody(Body):
     weight_version: str | None = None
 
 
+class SentTensorBody(Body):
+    name: str
+    dtype: str
+    shape: Items[int]
+    form: str
+    size: int
+    digest: str
+
+
+class UpdateFromChangesBody(Body):
+    tensors: Items[SentTensorBody]
+    checksum: str
+    number: int
+    base: str | None = None
+    state: str | None = None
+    group_name: str = "weight_update_group"
+    flush_cache: bool = False
+    weight_version: str | None = None
+
+
 class UpdateFromDiskBody(Body):
     model_path: str
     flush_cache: bool = True

@@ -18,6 +18,7 @@ from slime.backends.embedded_engine.http.bodies import (
     LeaveGroupBody,
     PullWeightsBody,
     SelectorBody,
+    UpdateFromChangesBody,
     UpdateFromDiskBody,
     UpdateFromDistributedBody,
     UpdateFromTensorBody,
@@ -29,6 +30,7 @@ from slime.backends.embedded_engine.http.bodies import (
 )
 from slime.backends.embedded_engine.http.generate_routes import json_response
 from slime.backends.embedded_engine.http.state import ServerState, state_of
+from slime.weight_sync.versions.live import ChangedBucket, SentTensor
 from slime.weight_sync.versions.local import pull
 from slime.weight_sync.versions.puller import asked
 
@@ -111,6 +113,26 @@ async def update_weights_from_distributed(request: Request) -> Response:
             body.group_name, specs, body.load_format, body.weight_version, body.flush_cache
         ),
     )
+
+
+@router.post("/update_weights_from_changes")
+async def update_weights_from_changes(request: Request) -> Response:
+    """Receives changes over a process group; SGLang has nothing like it."""
+    body = await read_body(request, UpdateFromChangesBody)
+    state = state_of(request)
+    tensors = [SentTensor(**{**dict(one), "shape": tuple(one.shape)}) for one in body.tensors]
+    bucket = ChangedBucket(tensors, body.checksum, body.number, body.base, body.state)
+    return await _update(
+        state,
+        False,
+        lambda: state.updater.from_changes(body.group_name, bucket, body.weight_version, body.flush_cache),
+    )
+
+
+@router.get("/weights_base")
+async def weights_base(request: Request) -> Response:
+    """What changes may be changes of: the state that the last complete update over them led to."""
+    return json_response({"state": state_of(request).updater.base.state})
 
 
 @router.post("/update_weights_from_disk")
