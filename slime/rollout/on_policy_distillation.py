@@ -39,7 +39,7 @@ async def reward_func(args: Any, sample: Sample, **kwargs: Any) -> Any:
     }
     if config.rewards.rm_url is None:
         return await post(get_model_url(config.router, TEACHER_MODEL), payload)
-    return await post_json(config.rewards.rm_url, payload)
+    return await post_json(config.rewards.rm_url, payload, allowed_hosts=config.rewards.allowed_hosts)
 
 
 def post_process_rewards(args: Any, samples: list[Sample], **kwargs: Any) -> tuple[list[float], list[float]]:

@@ -3,11 +3,14 @@
 import base64
 import io
 import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from slime.utils.media import with_media_fetched
 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 _MODALITIES = ("audio_kwargs", "images_kwargs", "videos_kwargs")
@@ -68,18 +71,27 @@ def build_processor_kwargs(multimodal_inputs: Mapping[str, Any] | None = None) -
     return kwargs | {"return_tensors": None}
 
 
-def process_vision_info(prompt: Any, processor: Any) -> dict[str, Any]:
+def process_vision_info(
+    prompt: Any, processor: Any, allowed_hosts: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Images and videos of a conversation as a processor's call takes them, read by ``qwen_vl_utils``.
 
     Args:
-        prompt: messages whose content is a list of parts.
+        prompt: messages whose content is a list of parts. What a part names by URL is fetched here.
         processor: of a model that sees; the size of its patches is what images are cut to.
+        allowed_hosts: as ``args.allowed_hosts`` has them; None for all hosts at public addresses.
+
+    Raises:
+        HostRefused: a URL leads elsewhere.
+        FetchError: there is nothing at a URL, or too much.
     """
     from qwen_vl_utils import process_vision_info as read
 
     images = getattr(processor, "image_processor", None)
     size = getattr(images, "patch_size", None)
-    found, videos = read(prompt, **({"image_patch_size": size} if size else {}))
+    with tempfile.TemporaryDirectory() as directory:
+        here = with_media_fetched(prompt, allowed_hosts, Path(directory))
+        found, videos = read(here, **({"image_patch_size": size} if size else {}))
     return {"images": found, "videos": videos}
 
 

@@ -384,6 +384,14 @@ CONTRADICTIONS = [
     (dict(rm_url="http://"), "--rm-url http://: wanted an address"),
     (dict(rm_url="http://x:port"), "--rm-url http://x:port: wanted an address"),
     (dict(rm_url="http://[::1"), "--rm-url http://[::1: wanted an address"),
+    (
+        dict(allowed_hosts=["http://judge"]),
+        "--allowed-hosts http://judge: wanted HOST, HOST:PORT or *.DOMAIN",
+    ),
+    (
+        dict(rm_url="http://me:K@judge:8000/s", allowed_hosts=["judge:80", "*.x"]),
+        "--rm-url: host judge:8000 is not in --allowed-hosts (judge:80, *.x)",
+    ),
     (dict(rm_type="dapo"), "--rm-type dapo: gives a mapping of score, acc and pred"),
     (dict(rollout_max_response_len=None), "--rollout-max-response-len: missing"),
     (dict(rollout_max_context_len=16, rollout_max_prompt_len=16), "--rollout-max-prompt-len 16: above"),

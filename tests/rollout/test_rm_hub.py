@@ -166,6 +166,20 @@ async def test_a_remote_reward_is_not_asked_again_if_the_request_is_wrong(judge,
     assert len(seen) == 1
 
 
+async def test_a_remote_reward_is_asked_of_no_host_that_is_not_allowed(judge):
+    args, seen = judge([307])
+    args.allowed_hosts = ["judge"]  # as where user code has put another address in
+    with pytest.raises(
+        RolloutError, match=r"HostRefused: --rm-url: host 127\.0\.0\.1:\d+ is not in --allowed-"
+    ):
+        await async_rm(args, Sample(prompt="p"))
+    assert seen == []
+    args.allowed_hosts = ["127.0.0.1"]
+    with pytest.raises(RolloutError, match="HTTP 307"):  # it may lead anywhere
+        await async_rm(args, Sample(prompt="p"))
+    assert len(seen) == 1
+
+
 async def test_rewards_that_user_code_makes_numbers_of_may_be_anything(make_args):
     args = make_args(custom_rm_path=PLUGINS + "text_rm", custom_reward_post_process_path="a.b")
     assert await async_rm(args, Sample()) == "1.0"

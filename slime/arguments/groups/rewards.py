@@ -1,13 +1,14 @@
 """The sources of rewards."""
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.rollout import generates_by_default
 from slime.config.rewards import RewardConfig
+from slime.utils.allowed_hosts import HostRefused, bad_entries, require_listed
 
 _SCORERS = "slime.rollout.rm_hub."
 RM_TYPES = {
@@ -39,8 +40,20 @@ def contradictions(args: Namespace) -> Iterator[str]:
     yield from _bad_overlong_buffer(args)
     if args.rm_url is not None and not _is_web_address(args.rm_url):
         yield f"--rm-url {args.rm_url}: wanted an address, http://host:port/path or https://..."
+    elif args.allowed_hosts is not None:
+        yield from _bad_hosts(args.allowed_hosts, args.rm_url)
     if gives_a_mapping(args.rm_type) and not (args.reward_key or _makes_numbers(args)):
         yield "--rm-type dapo: gives a mapping of score, acc and pred (wanted: --reward-key score)"
+
+
+def _bad_hosts(entries: Sequence[str], rm_url: str | None) -> Iterator[str]:
+    bad = list(bad_entries(entries))
+    yield from bad
+    if not bad and rm_url is not None:
+        try:
+            require_listed(rm_url, entries, "--rm-url")
+        except HostRefused as error:
+            yield str(error)
 
 
 def _bad_overlong_buffer(args: Namespace) -> Iterator[str]:

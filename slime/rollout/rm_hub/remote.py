@@ -1,5 +1,6 @@
 """``--rm-type remote_rm``: a reward model behind an HTTP endpoint."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -7,6 +8,7 @@ import orjson
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
 from slime.config.rewards import RewardConfig
+from slime.utils.allowed_hosts import require_listed
 from slime.utils.redaction import without_secrets
 from slime.utils.types import Sample
 
@@ -48,11 +50,20 @@ async def post_to_reward_model(
     if args.rm_url is None:
         raise ValueError("--rm-url: not given, expected the address that remote_rm asks")
     payload = {"prompt": sample.prompt, "response": response, "label": sample.label}
-    return await post_json(args.rm_url, payload, max_retries)
+    return await post_json(args.rm_url, payload, max_retries, args.allowed_hosts)
 
 
-async def post_json(url: str, payload: dict[str, Any], max_retries: int = 10) -> Any:
-    """The JSON that an address answers; a request that it calls wrong is not sent again."""
+async def post_json(
+    url: str, payload: dict[str, Any], max_retries: int = 10, allowed_hosts: Sequence[str] | None = None
+) -> Any:
+    """The JSON that an address answers; a request that it calls wrong is not sent again.
+
+    A redirect is an error: it may lead to another host.
+
+    Raises:
+        HostRefused: ``--allowed-hosts`` has not its host.
+    """
+    require_listed(url, allowed_hosts, "--rm-url")
 
     @retry(
         retry=retry_if_exception(_may_pass),
@@ -61,7 +72,7 @@ async def post_json(url: str, payload: dict[str, Any], max_retries: int = 10) ->
         reraise=True,
     )
     async def post() -> Any:
-        async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
+        async with httpx.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False) as client:
             answer = await client.post(
                 url, content=orjson.dumps(payload), headers={"Content-Type": "application/json"}
             )
