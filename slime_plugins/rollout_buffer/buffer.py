@@ -29,10 +29,11 @@ from slime.utils.addresses import is_loopback
 from slime.utils.request_gate import RequestGate
 from slime_plugins.rollout_buffer.buffer_queue import GroupTooLarge
 from slime_plugins.rollout_buffer.pool import Query
+from slime_plugins.rollout_buffer.runs import STOPPED
 from slime_plugins.rollout_buffer.schema import UnknownFile
 from slime_plugins.rollout_buffer.service import MAX_WAITING
 from slime_plugins.rollout_buffer.service import RolloutBuffer as RolloutBuffer
-from slime_plugins.rollout_buffer.store import STOPPED, BufferFull, LeaseLost, UidTaken
+from slime_plugins.rollout_buffer.store import BufferFull, LeaseLost, UidTaken
 from slime_plugins.rollout_buffer.trajectory import Acknowledgement, BufferResponse, Fetch, Start, Trajectory
 
 BODY_BYTES = 64 * 2**20

@@ -21,6 +21,8 @@ from slime_plugins.rollout_buffer.trajectory import LONGEST_LEASE_S
 POLL_S = 1.0
 LEASE_AFTER_S = 60.0
 """How much longer than the time of a rollout its leases run."""
+_HOLDER = uuid.uuid4().hex
+"""This process, which is another one once its manager was lost."""
 # Services whose generator this process has started.
 _started: set[str] = set()
 
@@ -83,6 +85,7 @@ async def _start(args: Namespace, done: list[str], resume: bool = False) -> None
         },
         "skip_instance_ids": done,
         "run": getattr(args, "run_uid", None),
+        "holder": _HOLDER,
     }
     answer = await post(f"{args.rollout_buffer_url}/start_rollout", data)
     if not answer["success"]:
@@ -93,7 +96,7 @@ async def _collect(args: Namespace, groups: list[Group], wanted: int, done: list
     """Fetch until there are enough groups, and keep them for good."""
     in_vain, leases = 0, []
     while len(groups) < wanted:
-        lease = uuid.uuid4().hex
+        lease = f"{getattr(args, 'run_uid', None)}.{_HOLDER}.{uuid.uuid4().hex}"
         answer = await _fetch(args, lease, args.rollout_batch_size - len(groups))
         if answer["success"]:
             in_vain = 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 APPLICATION_ID = 0x524F4C4C
 """Stands in the head of the file, as ``PRAGMA application_id``: which program's file it is."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Stands there as ``PRAGMA user_version``."""
 SYNCHRONOUS = "FULL"
 """Flushes the log to the disk with each commit, not only now and then."""
@@ -25,7 +25,8 @@ CREATE TABLE runs (
     task_type TEXT NOT NULL,
     group_size INTEGER NOT NULL,
     generator TEXT NOT NULL, -- none, running, ended, stopped, or what ended it
-    waiting INTEGER NOT NULL -- trajectories that nobody has for good
+    waiting INTEGER NOT NULL, -- trajectories that nobody has for good
+    owner TEXT               -- the training run that started it
 );
 CREATE TABLE groups (
     id INTEGER PRIMARY KEY,
@@ -54,6 +55,8 @@ CREATE UNIQUE INDEX items_by_uid ON items (run, uid);
 CREATE INDEX items_by_group ON items (group_id);
 CREATE INDEX items_by_time ON items (task_type, written);
 """
+_SINCE = {1: "ALTER TABLE runs ADD COLUMN owner TEXT", SCHEMA_VERSION: ""}
+"""What a file with tables of a version lacks."""
 
 
 class UnknownFile(ValueError):
@@ -127,17 +130,17 @@ def _make(file: Path) -> None:
 
 
 def _prepare(connection: sqlite3.Connection, file: Path | str) -> None:
-    """Makes the tables of a new file, in one transaction, and refuses a file with others."""
+    """Makes the tables of a new file, or what an older one lacks, in one transaction; refuses other files."""
     try:
         _check(connection, file)
         connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("BEGIN IMMEDIATE")
-        if not _check(connection, file):
-            for statement in _TABLES.split(";\n"):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        version = _check(connection, file)
+        for statement in (_TABLES if not version else _SINCE[version]).split(";\n"):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError):
@@ -145,18 +148,18 @@ def _prepare(connection: sqlite3.Connection, file: Path | str) -> None:
         raise UnknownFile(f"{file}: {error} (wanted: a file of the rollout buffer, or none)") from error
 
 
-def _check(connection: sqlite3.Connection, file: Path | str) -> bool:
-    """Whether the file has the tables; False if it has none at all."""
+def _check(connection: sqlite3.Connection, file: Path | str) -> int:
+    """The version of the file's tables; 0 if it has none at all."""
     (owner,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()
     if not tables and not owner:
-        return False
+        return 0
     if owner != APPLICATION_ID:
         raise UnknownFile(f"{file}: the file of another program (wanted: one of the rollout buffer, or none)")
-    if version != SCHEMA_VERSION:
+    if version not in _SINCE:
         raise UnknownFile(
-            f"{file}: its tables are of version {version} (wanted: {SCHEMA_VERSION}; read it with the "
-            "release that wrote it, or begin a new file)"
+            f"{file}: its tables are of version {version} (wanted: at most {SCHEMA_VERSION}; read it with "
+            "the release that wrote it, or begin a new file)"
         )
-    return True
+    return int(version)

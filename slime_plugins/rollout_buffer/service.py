@@ -18,13 +18,16 @@ from slime_plugins.rollout_buffer.buffer_queue import BufferQueue
 from slime_plugins.rollout_buffer.commits import Closed, Commits
 from slime_plugins.rollout_buffer.generator import generator_of, outside
 from slime_plugins.rollout_buffer.pool import ExperiencePool, Query
+from slime_plugins.rollout_buffer.runs import ENDED, NONE, RUNNING, STOPPED, Run
 from slime_plugins.rollout_buffer.schema import hold
-from slime_plugins.rollout_buffer.store import ENDED, NONE, RUNNING, STOPPED, Item, Run, Store
+from slime_plugins.rollout_buffer.store import Item, Store
 from slime_plugins.rollout_buffer.trajectory import BufferResponse, Fetch, Start
 
 logger = logging.getLogger(__name__)
 MAX_WAITING = 1_000_000
 NOTE_AGAIN_S = 1.0
+_OF_SERVICE = {"resume", "run", "holder"}
+"""Fields of a start that no generator is told."""
 HOOKS = ("is_valid_group", "transform_group", "get_group_data_meta_info")
 
 
@@ -104,7 +107,7 @@ class RolloutBuffer:
     @property
     def asked(self) -> dict[str, Any] | None:
         """What the run wants of whoever makes trajectories, without its key; None if none has started."""
-        return None if self._start is None else self._start.model_dump(exclude={"api_key", "resume", "run"})
+        return None if self._start is None else self._start.model_dump(exclude={"api_key", *_OF_SERVICE})
 
     def query(self, query: Query) -> list[dict[str, Any]]:
         with self._pool_lock:
@@ -125,12 +128,13 @@ class RolloutBuffer:
     def _start_alone(self, start: Start) -> None:
         if self._running is not None and self._running.is_alive():
             if start == self._start or self._is_again(start):
+                self._commits.submit(lambda: self._end_leases(start)).result()
                 self._start = start
                 return
             raise RuntimeError(f"a generator of {self._store_run().task_type} is at work")
         module = generator_of(start.task_type)
         start = start.model_copy(update={"resume": start.resume or self._is_again(start)})
-        data = start.model_dump(exclude={"resume", "run"})
+        data = start.model_dump(exclude=_OF_SERVICE)
         if self._api_key is not None:
             data.setdefault("api_key", self._api_key)
         run = self._commits.submit(lambda: self._begun(start, module, data)).result()
@@ -139,9 +143,16 @@ class RolloutBuffer:
         self._running.start()
 
     def _is_again(self, start: Start) -> bool:
-        """Whether the run that has started before does so once more, as after the loss of its manager."""
-        earlier = self._start
-        return earlier is not None and start.run is not None and earlier.run == start.run
+        """Whether the run that has started before does so once more, as after the loss of its manager.
+
+        The file knows, so that it is the same after a loss of this process.
+        """
+        return start.run is not None and self._store_run().owner == start.run
+
+    def _end_leases(self, start: Start) -> None:
+        """Ends those of whoever fetched for the run before: it is gone, and acknowledges nothing any more."""
+        if start.run is not None:
+            self._store.end_leases(start.run, start.holder)
 
     def _store_run(self) -> Run:
         return self._commits.submit(self._store.current).result()
@@ -155,9 +166,11 @@ class RolloutBuffer:
                     f"{start.task_type} in groups of {start.num_repeat_per_sample}, or no resume)"
                 )
             self._store.set_generator(run.id, RUNNING)
+            self._end_leases(start)
             data["skip_uids"] = self._store.uids()
         else:
-            run = self._store.begin_run(start.task_type, start.num_repeat_per_sample, RUNNING)
+            size = start.num_repeat_per_sample
+            run = self._store.begin_run(start.task_type, size, RUNNING, start.run)
         self.queue = self._queue(run, module)
         return run
 

@@ -23,6 +23,7 @@ import orjson
 from slime_plugins.rollout_buffer.answers import fitting_groups
 from slime_plugins.rollout_buffer.room import BufferFull as BufferFull
 from slime_plugins.rollout_buffer.room import Room
+from slime_plugins.rollout_buffer.runs import NONE, Run
 from slime_plugins.rollout_buffer.schema import (
     COMPLETE,
     FORGOTTEN,
@@ -39,9 +40,6 @@ Item = dict[str, Any]
 """A trajectory: uid, instance_id, messages, reward, extra_info, and of tokens what is known."""
 Group = list[Item]
 
-NONE, RUNNING, ENDED, STOPPED = "none", "running", "ended", "stopped"
-"""What a generator may be, else it is what it failed of. Stopped: it ended with the service's process."""
-
 
 class UidTaken(ValueError):
     """Another trajectory was written under this uid."""
@@ -49,30 +47,6 @@ class UidTaken(ValueError):
 
 class LeaseLost(RuntimeError):
     """A lease cannot be used: it ran out, it was acknowledged, or there was none of its name."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What begins with a start of a generator.
-
-    Attributes:
-        generator: its state, or what it failed of.
-        waiting: trajectories that nobody has for good.
-    """
-
-    id: int
-    task_type: str
-    group_size: int
-    generator: str
-    waiting: int
-
-    @property
-    def failure(self) -> str | None:
-        """What ended the generator, if it did not end by itself."""
-        if self.generator in (NONE, RUNNING, ENDED):
-            return None
-        stopped = "it ended with the service's process (wanted: another start, with resume)"
-        return stopped if self.generator == STOPPED else self.generator
 
 
 @dataclass(frozen=True)
@@ -137,7 +111,9 @@ class Store:
         row = self._connection.execute("SELECT * FROM runs ORDER BY id DESC LIMIT 1").fetchone()
         return Run(*row) if row else None
 
-    def begin_run(self, task_type: str, group_size: int, generator: str = NONE) -> Run:
+    def begin_run(
+        self, task_type: str, group_size: int, generator: str = NONE, owner: str | None = None
+    ) -> Run:
         """An empty queue: groups of earlier runs are not given out any more, nor are their leases good."""
         with self.transaction():
             self._connection.execute(
@@ -145,8 +121,8 @@ class Store:
                 (RETIRED, OPEN, COMPLETE, LEASED),
             )
             self._connection.execute(
-                "INSERT INTO runs (task_type, group_size, generator, waiting) VALUES (?, ?, ?, 0)",
-                (task_type, group_size, generator),
+                "INSERT INTO runs (task_type, group_size, generator, waiting, owner) VALUES (?, ?, ?, 0, ?)",
+                (task_type, group_size, generator, owner),
             )
             self._forget()
         return self.current()
@@ -306,6 +282,19 @@ class Store:
         return self._connection.execute(
             "SELECT id, instance_id, state, deadline, size FROM groups WHERE lease = ? ORDER BY id", (lease,)
         ).fetchall()
+
+    def end_leases(self, owner: str, but: str | None) -> None:
+        """Lets what is held under leases of ``owner`` come again at once, but for those of one holder.
+
+        Their names are ``owner.holder.``, and more.
+        """
+        kept = f"{owner}.{but}."
+        with self.transaction():
+            self._connection.execute(
+                f"UPDATE groups SET deadline = 0 WHERE state = {LEASED}"
+                " AND substr(lease, 1, ?) = ? AND substr(lease, 1, ?) <> ?",
+                (len(owner) + 1, f"{owner}.", len(kept), kept),
+            )
 
     def acknowledge(self, leases: Sequence[str]) -> None:
         """Gives for good what the leases hold, of all of them or of none; again, it changes nothing.

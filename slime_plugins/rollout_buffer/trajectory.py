@@ -12,6 +12,7 @@ LONGEST_LEASE_S = 7 * 24 * 3600.0
 _FLOAT32 = 3.4e38
 Number = Annotated[float, Field(ge=-_FLOAT32, le=_FLOAT32, allow_inf_nan=False)]
 """What training can hold, and the sum of many of which is finite."""
+_NAME = r"^[\w-]+$"
 _ANSWER_LEVELS = 8
 """More than there are around a trajectory in an answer."""
 
@@ -115,12 +116,15 @@ class Start(BaseModel, extra="allow"):
         resume: go on with the queue as it is, of the same task and group size, instead of an empty one.
             The generator is told in ``skip_uids`` what was written.
         run: of whose starts all but the first resume, as a part of it may have been started again.
+        holder: who fetches for the run now, under leases named ``run.holder.`` and more; what earlier holders
+            did not acknowledge comes again at once.
     """
 
     task_type: str
     num_repeat_per_sample: int = Field(gt=0, lt=2**31)
     resume: bool = False
-    run: str | None = None
+    run: str | None = Field(None, pattern=_NAME, max_length=400)
+    holder: str | None = Field(None, pattern=_NAME, max_length=400)
 
 
 class Fetch(BaseModel, extra="forbid"):

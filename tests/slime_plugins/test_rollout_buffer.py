@@ -17,8 +17,9 @@ from slime_plugins.rollout_buffer.buffer import RolloutBuffer, Start, create_app
 from slime_plugins.rollout_buffer.buffer_queue import BufferQueue
 from slime_plugins.rollout_buffer.client import BufferClient
 from slime_plugins.rollout_buffer.generator import generator_of
+from slime_plugins.rollout_buffer.runs import RUNNING
 from slime_plugins.rollout_buffer.samples import item_of
-from slime_plugins.rollout_buffer.store import RUNNING, Store
+from slime_plugins.rollout_buffer.store import Store
 from tests.page_runs import printed
 
 # The engine, the tokenizer and the args of the rollout tests.

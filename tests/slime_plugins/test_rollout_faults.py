@@ -21,8 +21,9 @@ from slime_plugins.rollout_buffer.commits import Closed, Commits
 from slime_plugins.rollout_buffer.generator import generator_of
 from slime_plugins.rollout_buffer.generator.base_generator import BaseGenerator
 from slime_plugins.rollout_buffer.pool import ExperiencePool, Query
+from slime_plugins.rollout_buffer.runs import RUNNING
 from slime_plugins.rollout_buffer.service import RolloutBuffer
-from slime_plugins.rollout_buffer.store import RUNNING, LeaseLost, Store
+from slime_plugins.rollout_buffer.store import LeaseLost, Store
 from slime_plugins.rollout_buffer.trajectory import Start
 
 HANGS_S = 300

@@ -75,18 +75,27 @@ class Load:
     def __init__(self, url, seed):
         self.url, self.books = url, Books()
         self.stop_writing, self.stop_reading = threading.Event(), threading.Event()
-        self._threads = [
-            threading.Thread(target=self._noting, args=(work, f"{seed}-{work.__name__}-{number}"))
+        self._writers, self._readers = (
+            [
+                threading.Thread(target=self._noting, args=(work, f"{seed}-{work.__name__}-{number}"))
+                for number in range(count)
+            ]
             for work, count in ((self._write, WRITERS), (self._read, READERS))
-            for number in range(count)
-        ]
-        for thread in self._threads:
+        )
+        for thread in (*self._writers, *self._readers):
             thread.start()
 
-    def join(self):
+    def end_writing(self):
+        """What writers have begun is written then: one may wait for the service with the first of a group."""
         self.stop_writing.set()
+        for thread in self._writers:
+            thread.join(HANGS_S)
+            assert not thread.is_alive()
+
+    def join(self):
         self.stop_reading.set()
-        for thread in self._threads:
+        self.end_writing()
+        for thread in self._readers:
             thread.join(HANGS_S)
 
     def _noting(self, work, name):
@@ -147,7 +156,7 @@ def killed_under_load(folder, kills, seed):
             time.sleep(draw.random() * 0.1)  # anywhere in what goes on
             service.kill()
             service.start()
-        load.stop_writing.set()
+        load.end_writing()
         wait_until(lambda: waiting(service.url) == 0 and set(books.acknowledged) >= set(books.written), load)
     finally:
         load.join()

@@ -214,6 +214,43 @@ def test_a_run_whose_manager_was_lost_finds_what_was_written_and_another_run_doe
     service.close()
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_manager_that_is_started_again_gets_at_once_what_the_one_before_did_not_acknowledge(
+    tmp_path, is_lost
+):
+    """Also where the service was lost with it; whoever fetches beside the run keeps what it has."""
+    start = {"task_type": "outside", "num_repeat_per_sample": 1, "run": "r"}
+    service = RolloutBuffer(file=tmp_path / "b.sqlite")
+    client = TestClient(create_app(service))
+    asked(client, "/start_rollout", **start, holder="one")
+    for uid, lease in enumerate(("r.one.1", "r.one.2", "other", "rr.one.1")):
+        asked(client, "/buffer/write", **PLAIN | {"uid": f"{uid}", "instance_id": f"{uid}"})
+        asked(client, "/get_rollout_data", lease=lease)
+    asked(client, "/buffer/acknowledge", leases=["r.one.1"])
+    if is_lost:
+        service.close()
+        service = RolloutBuffer(file=tmp_path / "b.sqlite")
+        client = TestClient(create_app(service))
+    asked(client, "/start_rollout", **start, holder="two")
+
+    def fetched(lease):
+        data = asked(client, "/get_rollout_data", lease=lease)["data"]
+        return [row["uid"] for row in data.get("data", [])]
+
+    assert fetched("r.two.1") == ["1"]
+    assert "it ran out" in asked(client, "/buffer/acknowledge", 409, leases=["r.one.2"])["detail"]
+    asked(client, "/start_rollout", **start, holder="two")
+    asked(client, "/start_rollout", **start, holder="two", resume=True)
+    assert fetched("r.two.2") == [], "a holder that says again that it starts keeps what it has"
+    asked(client, "/buffer/acknowledge", leases=["r.two.1", "other", "rr.one.1"])
+    assert client.get("/buffer/status").json()["data"]["waiting"] == 0
+    asked(client, "/buffer/write", **PLAIN | {"uid": "9"})
+    asked(client, "/start_rollout", 422, **start, holder="a.b")
+    asked(client, "/start_rollout", **start | {"run": "s"}, holder="two")
+    assert fetched("s.two.1") == [], "another run begins with nothing"
+    service.close()
+
+
 def test_beyond_this_machine_a_key_is_wanted(capsys, tmp_path):
     with pytest.raises(SystemExit):
         module.main(["--host", "0.0.0.0", "--file", str(tmp_path / "b")])

@@ -213,12 +213,26 @@ def write_newer(path):
         other.execute("PRAGMA user_version = 7")
 
 
+def test_a_file_of_the_version_before_is_read_and_is_of_this_one_then(tmp_path):
+    with closing(Store(tmp_path / "b")) as store:
+        store.begin_run("math", 1)
+        store.add(item("1", "a"), 1)
+    with closing(sqlite3.connect(tmp_path / "b")) as other:
+        other.execute("ALTER TABLE runs DROP COLUMN owner")
+        other.execute("PRAGMA user_version = 1")
+    for _ in range(2):
+        with closing(Store(tmp_path / "b")) as store:
+            assert store.current().owner is None and store.counts()["complete"] == 1
+    with closing(sqlite3.connect(tmp_path / "b")) as other:
+        assert other.execute("PRAGMA user_version").fetchone() == (2,)
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [
         (lambda path: path.write_text("not a database, " * 100), "file is not a database"),
         (write_foreign, "the file of another program"),
-        (write_newer, r"tables are of version 7 \(wanted: 1;"),
+        (write_newer, r"tables are of version 7 \(wanted: at most 2;"),
     ],
 )
 def test_a_file_that_is_something_else_is_refused_and_left_alone(write, message, tmp_path):
