@@ -71,6 +71,9 @@ class EvalConfig:
     )
     eval_config: str | None = flag(place=True, help="YAML file of datasets with their own settings")
     eval_function_path: str = path_flag("as --rollout-function-path, which is the default")
+    eval_model: str | None = flag(
+        help="model of --sglang-config that answers evaluations, while training goes on"
+    )
     skip_eval_before_train: bool = flag(False, help="do not evaluate before the first rollout")
     eval_input_key: str | None = flag(help="field that holds the prompt")
     eval_label_key: str | None = flag(help="field that holds the label")

@@ -38,6 +38,7 @@ class ServedModelConfig:
 
     Attributes:
         policy: whose weights those are, where several models are trained; None for that of its own name.
+        evaluates: whether it is the one of ``--eval-model``.
     """
 
     name: str = flag(required=True, help="name by which get_model_url finds its router")
@@ -49,6 +50,7 @@ class ServedModelConfig:
         above=0, help="rollouts for which it keeps an earlier version of the weights; default none"
     )
     policy: str | None = None
+    evaluates: bool = False
 
     @property
     def has_pd_disaggregation(self) -> bool:

@@ -99,7 +99,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
             "near 0 with --async",
         ),
         Metric(
-            "perf/{rollout,rollout_wait,train,train_wait,eval,save_model,update_weights,sleep,wake_up}_time",
+            "perf/{rollout,rollout_wait,train,train_wait,eval,eval_wait,save_model,update_weights,sleep,wake_up}_time",
             "seconds of a phase",
             "s",
             SUM,
@@ -207,6 +207,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         Metric("eval/<dataset>-pass@<k>", "as passrate/pass@<k>", "part", "groups", "rises"),
         Metric("eval/<dataset>/<rollout metric>", "the metrics of samples that rollouts have", "", "", ""),
         Metric("eval/<dataset>/{prompts_too_long,given_up}", "not evaluated", "samples", COUNT, "absent"),
+        Metric("eval/missing", "an evaluation beside training that was lost", "", "", "absent"),
     ),
 }
 """By the heading under which the page has them."""

@@ -199,7 +199,7 @@ ROLLOUTS = (
     Metric("multi_turn/multi_turn_metric/round_number_{mean,max,min}", "of the model", "turns", SAMPLES, ""),
     Metric(
         "fleet/<model>/weight_version",
-        "of the weights that a model with update_interval keeps: those of the trainer at that update",
+        "of the weights that a model with update_interval, or --eval-model, keeps: those of that update",
         "",
         "",
         "",

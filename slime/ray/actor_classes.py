@@ -37,9 +37,10 @@ RolloutManager = _late(
             "weights_updated",
         ),
         *("check_policy", "data_state", "engine_processes", "probe_tokens", "process_location", "restore"),
-        "router_url",
+        *("beside", "router_url", "want_evaluation"),
     ],
 )
+Evaluator = _late("slime.ray.evaluator.Evaluator", ["eval", "process_location"])
 TrainRayActor = _late(
     "slime.ray.train_worker.TrainRayActor",
     [

@@ -32,9 +32,11 @@ def train(
     rollout: "RolloutGroup",
     log: "RunLog",
 ) -> None:
+    from slime.ray.evaluation_side import EvaluationSide
+
     epoch = rollout.num_rollout_per_epoch
     start, end = actor.start_rollout_id, config.data.total_rollouts
-    step = TrainingStep(config, actor, critic, rollout, epoch)
+    step, side = TrainingStep(config, actor, critic, rollout, epoch), EvaluationSide(config, rollout, log)
     ahead, sync_weights = _RolloutAhead(config, actor, rollout), actor.update_weights
 
     def take(rollout_id: int) -> None:
@@ -49,6 +51,7 @@ def train(
         if updates:
             # A rollout must not see two versions: let the one under way finish first.
             healing.run(ahead.finish)
+            evaluations.prepare(rollout_id)
             healing.run(sync_weights)
         actor.offload()
 
@@ -66,11 +69,17 @@ def train(
         if rollout_id > 0:
             evaluations.before(rollout_id)
 
-    healing = Healing(config, actor, critic, rollout, sync_weights, ahead.forget)
-    evaluations = Evaluations(config, rollout, healing)
+    def forget() -> None:
+        side.settle()
+        ahead.forget()
+
+    healing = Healing(config, actor, critic, rollout, sync_weights, forget)
+    evaluations = Evaluations(config, rollout, healing, side)
     rollout.keep_state()
     healing.run(sync_weights)
+    side.tell_unfinished(start)
     healing.take_all(take, range(start, end), before)
+    evaluations.end()
 
 
 def _updates_after(rollout_id: int, config: "RunConfig") -> bool:

@@ -194,7 +194,7 @@ class Fleet:
         adapter = adapter or next(iter(self._config.lora.served_adapters), None)
         config = policy_configs(self._config)[policy]
         for model in self._updated_by(policy):
-            for engine in model.living if model.update_interval is None else ():
+            for engine in () if model.keeps_versions else model.living:
                 if engine.kind != "regular":
                     logger.warning("%s is a %s engine: its policy is not checked", engine, engine.kind)
                     continue

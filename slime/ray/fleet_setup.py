@@ -50,8 +50,9 @@ def fleet_of(config: FleetConfig, slots: Slots, trainer_gpus: int) -> Fleet:
             takes_updates=trains and bool(model.update_weights),
             policy=model.policy,
             update_interval=model.update_interval,
+            evaluates=model.evaluates,
             # What it is to play with are weights of the trainer's, which knows their version.
-            waits_for_weights=trains and model.update_interval is not None,
+            waits_for_weights=trains and (model.evaluates or model.update_interval is not None),
             router_restarts=_router_restarts(config, model.name),
         )
         for model in config.engines.served_models

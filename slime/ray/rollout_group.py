@@ -1,8 +1,7 @@
 """The rollout side as the driver sees it."""
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -12,14 +11,13 @@ from slime.config.run import RunConfig, run_config
 from slime.config.served_models import DEFAULT
 from slime.observability.run_log import RunLog
 from slime.ray.actor_classes import RolloutManager
-from slime.ray.ending import cause
-from slime.ray.engine_watch import EngineFailure
-from slime.ray.losses import RolloutSideLost
+from slime.ray.beside import Beside
+from slime.ray.losses import RolloutSideLost, losses_named
 from slime.ray.node import process_env, runtime_env
 from slime.ray.pending_rollout import Generated, PendingRollout
 from slime.ray.placement_group import Slots
-from slime.ray.process_watch import ProcessStopped, ProcessWatch
-from slime.ray.waiting import ProcessDied, wait_one
+from slime.ray.process_watch import ProcessWatch
+from slime.ray.waiting import wait_one
 from slime.utils.types import EngineEndpoint
 
 if TYPE_CHECKING:  # needs libraries that the driver does without
@@ -32,7 +30,6 @@ _GRACE = 60.0
 _REPLACING = 300.0  # seconds beyond the start of engines: deaths are waited for, and the end of the dead
 _STOP_TIMEOUT = 30.0  # seconds for servers to end by themselves before they are killed
 MANAGER_RESTARTS = 3  # in one step
-_LOSSES = (ProcessDied, ProcessStopped, EngineFailure)
 
 
 class RolloutGroup:
@@ -41,6 +38,9 @@ class RolloutGroup:
     Args:
         needs_offload: whether a trainer shares the engines' GPUs; if not, ``offload`` and ``onload_*``
             do nothing.
+
+    Attributes:
+        starts: how often the rollout side has been started.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RolloutGroup:
         self._slots, self._trainer_gpus = slots, trainer_gpus
         self._parallel_configs: dict[str, dict[str, int]] = {}
         self._engines = ProcessWatch()
-        self._launches = self._earlier_launches = self._restarts = 0
+        self._launches = self._earlier_launches = self._restarts = self.starts = 0
         self._state: DataState | None = None  # before the step under way
         self._next_state: DataState | None = None
         self._unsaved: dict[int, str] = {}
@@ -61,6 +61,7 @@ class RolloutGroup:
 
     def _launch(self) -> None:
         """Starts the manager, which starts its engines in the background."""
+        self.starts += 1
         self._manager = (
             ray.remote(RolloutManager)
             # Several calls at a time: a run can be watched and stopped while a rollout is under way.
@@ -83,7 +84,7 @@ class RolloutGroup:
             return
         self._ready = True
         limit = self._config.cluster.engine_startup_timeout + _GRACE
-        with _losses_named(self._state, ray.exceptions.RayTaskError):
+        with losses_named(self._state is not None, ray.exceptions.RayTaskError):
             wait_one(self._started, "start of the rollout side", limit, self._watch.check)
         self.offload()
         for notice in self._call("notices"):
@@ -202,7 +203,7 @@ class RolloutGroup:
     def _finish(self, rollout_id: int, ref: ray.ObjectRef) -> None:
         """Waits for a rollout, and takes note of what is told of it."""
         limit = self._config.cluster.rollout_timeout + _GRACE
-        with self._log.phase("rollout_wait", rollout=rollout_id), _losses_named(self._state):
+        with self._log.phase("rollout_wait", rollout=rollout_id), losses_named(self._state is not None):
             found: Generated = wait_one(ref, f"rollout {rollout_id}", limit, self._watch.check)
         self._next_state = found.data_state
         self._unsaved.pop(rollout_id, None)  # of one that was made before ranks were lost
@@ -224,6 +225,14 @@ class RolloutGroup:
             metrics, spans = self._call("eval", rollout_id, timeout=limit)
         self._log.spans("evaluations", spans)
         self._log.eval(rollout_id, metrics)
+
+    def want_evaluation(self) -> None:
+        """Has the engines of ``--eval-model`` take the next weight update."""
+        self._call("want_evaluation")
+
+    def beside(self) -> Beside:
+        """What an evaluation by the engines of ``--eval-model`` needs to know of them."""
+        return self._call("beside")
 
     def check(self) -> None:
         """Raises if an engine or the router has ended; before the start is over there is none yet.
@@ -318,25 +327,10 @@ class RolloutGroup:
         limit = timeout or self._config.cluster.engine_startup_timeout
         # Those two are called when something has ended already.
         look = self._watch.check if method in ("check", "dispose") else self._look
-        with _losses_named(self._state):
+        with losses_named(self._state is not None):
             return wait_one(ref, f"rollout manager: {method}", limit, look)
 
     def _look(self) -> None:
         self._watch.check()
         if self._ready:
             self._call("check")
-
-
-@contextmanager
-def _losses_named(state: "DataState | None", *more: type[Exception]) -> Iterator[None]:
-    """Raises what another manager could go on after as `RolloutSideLost`, if there is a state for it.
-
-    Args:
-        more: errors that are a loss, too.
-    """
-    try:
-        yield
-    except Exception as error:
-        if state is None or not isinstance(error, (*_LOSSES, *more)):
-            raise
-        raise RolloutSideLost(cause(error)) from error

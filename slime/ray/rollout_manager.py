@@ -13,11 +13,13 @@ from slime.config.served_models import DEFAULT
 from slime.observability.logging_utils import take_logged
 from slime.observability.policy_log import of_policy
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
-from slime.observability.rollout_metrics import eval_log_metrics, rollout_log_metrics
+from slime.observability.rollout_metrics import rollout_log_metrics
 from slime.observability.silent_rollouts import SilentRollouts
 from slime.observability.spans import Span, SpanList, sample_spans
 from slime.observability.startup import reached
 from slime.ray.addresses import with_addresses
+from slime.ray.beside import Beside, beside
+from slime.ray.evaluator import evaluated_samples, report_of
 from slime.ray.fleet_setup import fleet_of
 from slime.ray.pending_rollout import Generated
 from slime.ray.placement_group import Slots
@@ -31,7 +33,7 @@ from slime.rollout.data_source import rollouts_of_run, rollouts_per_epoch
 from slime.rollout.data_state import DataState, state_now
 from slime.rollout.generation import get_model_url
 from slime.rollout.trained import trained_samples
-from slime.training.conversion import flatten_samples, in_order
+from slime.training.conversion import flatten_samples
 from slime.training.rewards import name_groups
 from slime.utils.http_utils import init_http_client, share_key_with
 from slime.utils.misc import load_function, should_run_periodic_action, spare_collector
@@ -131,7 +133,9 @@ class RolloutManager:
             f"--load-debug-rollout-data {recording}" if recording else describe(self._rollout_fn), samples
         )
         name_groups(self._config, output.samples, samples)
-        self._record(rollout_id, samples, evaluation=False)
+        save_debug_rollout_data(
+            self._config.debug.save_debug_rollout_data, samples, rollout_id=rollout_id, evaluation=False
+        )
         trained = trained_samples(self._config, samples)
         of_policies = self._of_policies(trained)
         for name, own in of_policies.items():
@@ -173,12 +177,17 @@ class RolloutManager:
         with spans.measure("eval", rollout=rollout_id):
             output: RolloutFnEvalOutput = self._watched(call, f"evaluation at rollout {rollout_id}")
         seconds = time.monotonic() - start
-        samples = [s for result in output.data.values() for s in in_order(result.get("samples") or [])]
+        samples = evaluated_samples(output)
         self._check(describe(self._eval_fn), samples)
-        self._record(rollout_id, samples, evaluation=True)
-        metrics = eval_log_metrics(rollout_id, self._config, output.data, output.metrics)
-        metrics |= {"perf/eval_time": seconds} | take_logged("eval")
-        return metrics, self._taken(spans, samples)
+        return report_of(self._config, rollout_id, output, seconds), self._taken(spans, samples)
+
+    def want_evaluation(self) -> None:
+        """Has the model of ``--eval-model`` take the next weight update."""
+        self._fleet.models[self._config.evaluation.eval_model or ""].wanted = True
+
+    def beside(self) -> Beside:
+        """What an evaluation by the model of ``--eval-model`` needs to know of it."""
+        return beside(self._config, self._fleet.models[self._config.evaluation.eval_model or ""])
 
     def check(self) -> None:
         """Raises what the fleet's watch has found to end the run, if anything."""
@@ -243,10 +252,6 @@ class RolloutManager:
             self._rollout_fn, self._config.flat, rollout_id, self._data_source, evaluation=False
         )
         return self._watched(call, f"rollout {rollout_id}")
-
-    def _record(self, rollout_id: int, samples: list[Sample], *, evaluation: bool) -> None:
-        template = self._config.debug.save_debug_rollout_data
-        save_debug_rollout_data(template, samples, rollout_id=rollout_id, evaluation=evaluation)
 
     def _watched(self, call: Callable[[], Any], what: str) -> Any:
         """Runs ``call`` beside the fleet's watch: a failure ends it, and so does the deadline."""

@@ -26,6 +26,8 @@ class ServedModel:
         takes_updates: whether the trainer's weights go to the engines.
         policy: of which model these are, where several are trained; by default that of this name.
         update_interval: rollouts for which it keeps an earlier version of them; None where it takes each.
+        evaluates: whether it keeps the weights of an evaluation that goes on beside training: it takes an
+            update when one is `wanted`, and its dead engines wait for that.
         waits_for_weights: whether nothing reaches the engines before they were given weights. What they hold
             at the start may be anything where somebody else has started them.
         router_restarts: how often in one rollout a router that has ended is started again.
@@ -33,6 +35,7 @@ class ServedModel:
     Attributes:
         router: the one that runs; another one after a restart.
         version: of the weights that the engines were last found to have; None before.
+        wanted: of one that evaluates, whether it takes the next update; the first one it does.
     """
 
     def __init__(
@@ -44,11 +47,13 @@ class ServedModel:
         takes_updates: bool = True,
         policy: str | None = None,
         update_interval: int | None = None,
+        evaluates: bool = False,
         waits_for_weights: bool = False,
         router_restarts: int = 0,
     ) -> None:
         self.name, self.takes_updates, self.waits_for_weights = name, takes_updates, waits_for_weights
         self.policy, self.update_interval = policy or name, update_interval
+        self.evaluates = self.wanted = evaluates
         self.version: str | None = None
         self._since: int | None = None  # the first rollout with this version; None before it
         self._groups = list(groups)
@@ -80,9 +85,13 @@ class ServedModel:
 
     @property
     def is_lost(self) -> bool:
-        """Whether none of its engines lives or starts, and none will before the next weight update."""
+        """Whether none of its engines lives or starts, and none will before the next weight update.
+
+        Rollouts go on without one that evaluates.
+        """
         dead = self.dead
-        return bool(dead) and len(dead) == len(self.engines) and not self.restarts_alone(dead[0])
+        waits = self.evaluates and not self.wanted
+        return bool(dead) and len(dead) == len(self.engines) and not (waits or self.restarts_alone(dead[0]))
 
     @property
     def launches(self) -> int:
@@ -94,11 +103,16 @@ class ServedModel:
         """Engines that were started in place of others."""
         return self.launches - len(self.engines)
 
+    @property
+    def keeps_versions(self) -> bool:
+        """Whether it may have earlier weights than the trainer's latest."""
+        return self.evaluates or self.update_interval is not None
+
     def counts(self) -> dict[str, int]:
         """How many of its engines live, are missing and were replaced; of an earlier version which it is."""
         living = len(self.living)
         counts = {"engines": living, "missing": len(self.engines) - living, "replaced": self.replaced}
-        if self.update_interval is not None and self.version is not None:
+        if self.keeps_versions and self.version is not None:
             counts["weight_version"] = int(self.version)
         return counts
 
@@ -170,6 +184,8 @@ class ServedModel:
 
         An engine that was started meanwhile cannot be given earlier ones: all of the model take these then.
         """
+        if self.evaluates:
+            return self.wanted
         if self.update_interval is None or self._since is None:
             return True
         is_new = any(engine.state is EngineState.READY for engine in self.living)
@@ -181,6 +197,7 @@ class ServedModel:
 
     def serve_rollout(self, rollout_id: int) -> None:
         """Takes note that its version takes part in a rollout."""
+        self.wanted = False
         self._since = rollout_id if self._since is None else self._since
 
     def begin_rollout(self) -> None:

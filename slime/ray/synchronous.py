@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # bad flags are answered without waiting for these
     from slime.config.evaluation import EvalConfig
     from slime.config.run import RunConfig
     from slime.observability.run_log import RunLog
+    from slime.ray.evaluation_side import EvaluationSide
     from slime.ray.rollout_group import RolloutGroup
     from slime.ray.train_group import RayTrainGroup
 
@@ -30,8 +31,10 @@ def train(
     rollout: "RolloutGroup",
     log: "RunLog",
 ) -> None:
+    from slime.ray.evaluation_side import EvaluationSide
+
     epoch = rollout.num_rollout_per_epoch
-    step = TrainingStep(config, actor, critic, rollout, epoch)
+    step, side = TrainingStep(config, actor, critic, rollout, epoch), EvaluationSide(config, rollout, log)
 
     def sync_weights() -> None:
         actor.offload_training_state()
@@ -48,24 +51,29 @@ def train(
     def take(rollout_id: int) -> None:
         healing.run(train_once, rollout_id)
         rollout.end_step()
+        evaluations.prepare(rollout_id)
         healing.run(sync_weights)
 
         evaluations.after(rollout_id)
         log.end_step(rollout_id)
 
-    healing = Healing(config, actor, critic, rollout, sync_weights)
-    evaluations = Evaluations(config, rollout, healing)
+    healing = Healing(config, actor, critic, rollout, sync_weights, side.settle)
+    evaluations = Evaluations(config, rollout, healing, side)
     rollout.keep_state()
     healing.run(sync_weights)
     steps = range(actor.start_rollout_id, config.data.total_rollouts)
+    side.tell_unfinished(steps.start)
     healing.take_all(take, steps, before=evaluations.before)
+    evaluations.end()
 
 
 class Evaluations:
     """The evaluations of a run. None is left out, and none is made twice, where ranks are lost around it."""
 
-    def __init__(self, config: "RunConfig", rollout: "RolloutGroup", healing: Healing) -> None:
-        self._config, self._rollout, self._healing = config, rollout, healing
+    def __init__(
+        self, config: "RunConfig", rollout: "RolloutGroup", healing: Healing, side: "EvaluationSide"
+    ) -> None:
+        self._config, self._rollout, self._healing, self._side = config, rollout, healing, side
         self._made: int | None = None
 
     def before(self, rollout_id: int) -> None:
@@ -74,15 +82,32 @@ class Evaluations:
         if evaluates_at_start(self._config.evaluation, total, rollout_id, epoch):
             self._make(rollout_id)
 
+    def prepare(self, rollout_id: int) -> None:
+        """Comes before the weight update after a rollout."""
+        if self._is_due(rollout_id) and self._is_new(rollout_id + 1):
+            self._healing.run(self._side.prepare)
+
     def after(self, rollout_id: int) -> None:
-        """Makes the one that is due after a rollout."""
-        interval, epoch = self._config.evaluation.eval_interval, self._rollout.num_rollout_per_epoch
-        if is_due(rollout_id, interval, epoch):
+        """Makes, or begins, the one that is due after a rollout."""
+        if self._is_due(rollout_id):
             self._make(rollout_id + 1)
+        self._healing.run(self._side.look)
+
+    def end(self) -> None:
+        """Waits for the last one."""
+        self._healing.run(self._side.finish)
+        self._side.close()
+
+    def _is_due(self, rollout_id: int) -> bool:
+        interval, epoch = self._config.evaluation.eval_interval, self._rollout.num_rollout_per_epoch
+        return is_due(rollout_id, interval, epoch)
+
+    def _is_new(self, version: int) -> bool:
+        return self._made is None or version > self._made
 
     def _make(self, version: int) -> None:
-        if self._made is None or version > self._made:
-            self._healing.run(self._rollout.eval, version)
+        if self._is_new(version):
+            self._healing.run(self._side.evaluate, version)
             self._made = version
 
 

@@ -385,6 +385,45 @@ def test_a_model_that_has_lost_an_engine_takes_the_next_version_as_a_whole(make)
     assert fleet.models["past"].version == "1"
 
 
+def test_a_model_that_evaluates_takes_the_weights_of_evaluations_alone(make) -> None:
+    judged = lambda cluster: cluster.model(2, "judged", first_rank=1, evaluates=True, waits_for_weights=True)
+    fleet, cluster = make(models=lambda cluster: [cluster.model(1), judged(cluster)])
+    everybody, model = [f"http://engine{rank}" for rank in range(3)], fleet.models["judged"]
+    cluster.versions = dict.fromkeys(everybody, "1")
+    assert [endpoint.url for endpoint in fleet.endpoints_of()] == everybody
+    fleet.admit("1")
+    fleet.begin_rollout(0)
+    assert len(fleet.endpoints_of()) == 1
+    # Its dead wait, a whole model of them, too: others have weights that the evaluation is not of.
+    for rank in (1, 2):
+        cluster.ended[rank] = "killed by SIGKILL"
+    wait_until(lambda: len(model.dead) == 2)
+    with fleet.serving():
+        pass
+    fleet.recover()
+    assert len(fleet.endpoints_of()) == 1
+    fleet.begin_rollout(1)
+    assert cluster.routed == ["http://engine0"]
+    model.wanted, cluster.versions = True, dict.fromkeys(everybody, "3")
+    assert len(fleet.endpoints_of()) == 3
+    fleet.admit("3")
+    assert sorted(cluster.routed) == everybody
+    assert fleet.metrics()["fleet/judged/weight_version"] == 3
+
+
+def test_a_model_that_is_to_evaluate_needs_an_engine(make) -> None:
+    judged = lambda cluster: cluster.model(1, "judged", first_rank=1, evaluates=True, waits_for_weights=True)
+    fleet, cluster = make(models=lambda cluster: [cluster.model(1), judged(cluster)])
+    fleet.begin_rollout(0)
+    cluster.ended[1] = "killed by SIGKILL"
+    wait_until(lambda: fleet.models["judged"].dead)
+    cluster.taken.add(0)
+    fleet.recover()
+    fleet.models["judged"].wanted = True
+    with pytest.raises(EngineFailure, match="model judged: no engine is left"):
+        fleet.recover()
+
+
 def test_a_policy_s_earlier_version_takes_that_policy_s_weights(make) -> None:
     models = lambda cluster: [
         cluster.model(1, "a"),

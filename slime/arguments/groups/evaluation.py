@@ -13,6 +13,7 @@ from slime.arguments.groups.rollout import (
     generates_by_default,
     longest_context,
 )
+from slime.arguments.validate.eval_model import bad_eval_model
 from slime.arguments.validate.records import Records, bad_records
 from slime.arguments.validate.user_code import why_unusable
 from slime.config.evaluation import EvalConfig, EvalDatasetConfig
@@ -47,6 +48,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield "--eval-interval: needs --eval-prompt-data or --eval-config"
     if args.eval_interval is not None and args.debug_train_only:
         yield "--eval-interval: needs engines (wanted: without --debug-train-only)"
+    if args.eval_model is not None:
+        yield from bad_eval_model(args)
     limit, known = args.eval_max_context_len, args.max_position_embeddings
     if args.eval_interval is not None and limit is not None and limit > known:
         yield f"--eval-max-context-len {limit}: above max_position_embeddings {known} (config.json)"

@@ -64,7 +64,12 @@ class ModelConfig(ServedModelConfig):
         path = next(iter(paths), default)
         updates = path == args.hf_checkpoint if self.update_weights is None else self.update_weights
         return replace(
-            self, model_path=path, update_weights=updates, num_gpus_per_engine=size, server_groups=groups
+            self,
+            model_path=path,
+            update_weights=updates,
+            num_gpus_per_engine=size,
+            server_groups=groups,
+            evaluates=self.name == args.eval_model,
         )
 
     def _own_overrides(self, group: ServerGroupConfig) -> dict[str, Any]:
