@@ -46,6 +46,7 @@ RATIOS: dict[str, Ratios] = {
     "rollout_buffer": Ratios("ratio/*/*"),
     "router": Ratios("ratio_to_stock/cpu/*"),
     "schedule": Ratios("balanced FLOPs*/over_lower_bound/*", higher_is_better=False),
+    "sync_memory": Ratios("layers/*/buckets/*/trainer", higher_is_better=False),
     "trainer_packing": Ratios("*/ratio_cpu/*"),
     "weight_sync": Ratios("sizes/*/*/share_of_plain_copy"),
 }

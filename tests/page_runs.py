@@ -83,6 +83,7 @@ AT_NIGHT = {
             "gpu_loop",
             "chaos",
             "sync_model",
+            "sync_memory",
         )
     },
     **{

@@ -88,26 +88,29 @@ class FlattenedTensorBucket:
 class FlatBuffer:
     """Flattens buckets into memory that is kept between them, and between updates.
 
-    On the host, touching fresh pages costs ten times as much as the copy itself. Once shared with an engine
-    that memory is a file, which a reaper removes if this process is killed. Device memory is not
-    kept: there the allocator does that, and an engine on the same device may need it.
+    On the host, touching fresh pages costs ten times as much as the copy itself. With ``shared`` that memory
+    is a file from the first, to which `serialize_bucket` would copy it, and which a reaper removes if this
+    process is killed. Device memory is not kept: the allocator does that, and an engine may need it.
     """
 
-    def __init__(self) -> None:
-        self._kept = torch.empty(0, dtype=torch.uint8)
+    def __init__(self, shared: bool = False) -> None:
+        self._shared, self._kept = shared, torch.empty(0, dtype=torch.uint8)
 
     def flatten(self, bucket: Sequence[tuple[str, torch.Tensor]]) -> FlattenedTensorBucket:
         """The bucket as one uint8 tensor, which is valid until the next call."""
         entries = layout([(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in bucket])
-        size, device = entries[-1].end_idx, bucket[0][1].device
         pieces = [tensor.detach().contiguous().view(-1).view(torch.uint8) for _, tensor in bucket]
-        memory = self._kept
-        if memory.device != device or memory.numel() < size:
-            memory = torch.empty(size, dtype=torch.uint8, device=device)
-        if device.type == "cpu":
-            self._kept = memory
-        torch.cat(pieces, out=memory[:size])
-        return FlattenedTensorBucket(flattened_tensor=memory[:size], metadata=entries)
+        flat = self._memory(entries[-1].end_idx, bucket[0][1].device)
+        torch.cat(pieces, out=flat)
+        return FlattenedTensorBucket(flattened_tensor=flat, metadata=entries)
+
+    def _memory(self, size: int, device: torch.device) -> torch.Tensor:
+        if device.type != "cpu":
+            return torch.empty(size, dtype=torch.uint8, device=device)
+        if self._kept.numel() < size:
+            self._kept = torch.empty(0, dtype=torch.uint8)  # or there would be both for a while
+            self._kept = shared_memory(size) if self._shared else torch.empty(size, dtype=torch.uint8)
+        return self._kept[:size]
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
@@ -165,6 +168,12 @@ def _shared(pickled: Callable[[Mapping[type, Callable[[Any], Any]]], bytes]) -> 
         return base64.b64encode(_with_shared_memory(lambda: pickled(reducers))).decode()
     finally:
         torch_mp.set_sharing_strategy(previous)
+
+
+def shared_memory(size: int) -> torch.Tensor:
+    """Bytes in a file that other processes may map, as `serialize_tensors` names it."""
+    storage = _with_shared_memory(lambda: torch.UntypedStorage._new_using_filename_cpu(size))
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def withdraw_handle(tensor: torch.Tensor) -> None:

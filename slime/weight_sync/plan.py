@@ -40,9 +40,9 @@ class Manifest:
         """
         missing = dict(self.tensors)
         for bucket in buckets:
-            for name, tensor in bucket:
-                _require_equal(missing.pop(name, None), name, tensor)
+            _require_announced(missing, bucket)
             yield bucket
+            del bucket  # the next one is made without it in memory
         if missing:
             others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
             raise RuntimeError(f"weight {next(iter(missing))!r}{others}: not sent, but in the manifest")
@@ -117,10 +117,12 @@ class WeightPlan:
             _exhaust(gathered)
             return 0
         try:
-            sent = 0
-            for bucket, is_last in _with_last(self._measured("convert", self.filtered(gathered))):
+            sent, left = 0, len(self.manifest.tensors)
+            for bucket in self._measured("convert", self.filtered(gathered)):
+                left -= len(bucket)
                 with self._spans.measure("send"):
-                    sent += send(bucket, is_last)
+                    sent += send(bucket, left == 0)
+                del bucket
             return sent
         except Exception:
             _exhaust(gathered)
@@ -134,6 +136,7 @@ class WeightPlan:
             if bucket is None:
                 return
             yield bucket
+            del bucket
 
 
 def _exhaust(buckets: Iterator[NamedTensors]) -> None:
@@ -141,13 +144,10 @@ def _exhaust(buckets: Iterator[NamedTensors]) -> None:
         pass
 
 
-def _with_last(buckets: Iterator[NamedTensors]) -> Iterator[tuple[NamedTensors, bool]]:
-    """Each bucket, and whether it is the last one."""
-    previous = next(buckets, None)
-    while previous is not None:
-        following = next(buckets, None)
-        yield previous, following is None
-        previous = following
+def _require_announced(missing: dict[str, TensorInfo], bucket: NamedTensors) -> None:
+    """Takes the tensors of a bucket off those that are missing; raises RuntimeError for any other."""
+    for name, tensor in bucket:
+        _require_equal(missing.pop(name, None), name, tensor)
 
 
 def _require_equal(announced: TensorInfo | None, name: str, tensor: torch.Tensor) -> None:

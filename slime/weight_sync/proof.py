@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from slime.backends.sglang_utils.client import EngineClient
 from slime.training.weights import NamedTensors
 from slime.utils.tensor_bucket import tensor_digest
@@ -18,10 +20,9 @@ class SentTensors:
         """Yields the same buckets; forgets those of the update before."""
         self._digests = {}
         for bucket in buckets:
-            for name, tensor in bucket:
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                self._digests[name] = dtype, tensor_digest(tensor)
+            self._digests |= {name: _digest(tensor) for name, tensor in bucket}
             yield bucket
+            del bucket  # the next one is made without it in memory
 
     def require_held(self, engines: Sequence[EngineClient], weights: Iterable[str]) -> None:
         """Compares with all engines, and these with each other.
@@ -53,6 +54,10 @@ class SentTensors:
             if dtype == rank["dtypes"][name] and held != sent:
                 where = f"engine {engine.endpoint.url}: weight {name!r}"
                 raise RuntimeError(f"{where}: checksum {held} (wanted: {sent}, as sent)")
+
+
+def _digest(tensor: torch.Tensor) -> tuple[str, str]:
+    return str(tensor.dtype).removeprefix("torch."), tensor_digest(tensor)
 
 
 def _require_equal(

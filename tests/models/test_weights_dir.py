@@ -350,6 +350,19 @@ def test_a_mapping_ends_after_some_bytes(tmp_path, monkeypatch):
         assert not reader._open
 
 
+def test_mappings_of_many_files_end_after_as_many_bytes_together(tmp_path, monkeypatch):
+    monkeypatch.setattr("slime.models.checkpoint.safetensors_dir._MAPPED_BYTES", 1000)
+    values = [torch.full((100,), float(number)) for number in range(8)]
+    for number, value in enumerate(values):
+        save_file({f"w{number}": value}, tmp_path / f"model-{number}.safetensors")
+    with SafetensorReader(tmp_path) as reader:
+        reader._open.clear()
+        for _ in range(2):
+            for number, value in enumerate(values):
+                assert torch.equal(reader.read(f"w{number}"), value)
+                assert len(reader._open) <= 2
+
+
 @pytest.mark.parametrize(
     ("shapes", "param", "said"),
     [

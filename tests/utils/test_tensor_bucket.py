@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 import pickle
 import pickletools
 import subprocess
@@ -12,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from slime.utils import tensor_bucket
 from slime.utils.tensor_bucket import (
     FlatBuffer,
     FlattenedTensorBucket,
@@ -127,6 +129,37 @@ def test_a_bucket_whose_layout_is_known_is_pickled_as_the_first_one_and_by_the_s
             for found in (read(one) for one in (text, whole) for read in readers):
                 assert found["metadata"] == layout.metadata
                 assert torch.equal(found["flattened_tensor"], layout.flattened_tensor)
+
+
+def test_memory_that_is_shared_from_the_first_is_not_copied_when_it_is_handed_over():
+    """Nor is it made anew for a bucket that has room in it; what is too small goes first."""
+    shared, places = FlatBuffer(shared=True), []
+    for size in (3, 2, 5):
+        bucket = shared.flatten([("a", torch.arange(size))])
+        place = bucket.flattened_tensor.data_ptr()
+        assert bucket.flattened_tensor.is_shared()
+        found = deserialize_tensors(serialize_bucket(bucket))["flattened_tensor"]
+        assert bucket.flattened_tensor.data_ptr() == place
+        assert found.view(torch.int64).tolist() == [*range(size)]
+        places.append(place)
+    assert places[0] == places[1]
+    assert not FlatBuffer().flatten([("a", torch.ones(2))]).flattened_tensor.is_shared()
+
+
+def test_a_buffer_that_grows_lets_go_of_its_file_before_it_gets_another(monkeypatch):
+    def files():
+        return {name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")}
+
+    def counted(size):
+        found.append(len(files() - before))
+        return making(size)
+
+    making, before, found = tensor_bucket.shared_memory, files(), []
+    monkeypatch.setattr(tensor_bucket, "shared_memory", counted)
+    shared = FlatBuffer(shared=True)
+    for size in (1000, 100_000):
+        shared.flatten([("a", torch.ones(size))])
+    assert found == [0, 0] and len(files() - before) == 1
 
 
 def read_in_c(text: str):

@@ -1,10 +1,13 @@
 """A plan knows what an update consists of before it starts, and tells when something else is sent."""
 
+import weakref
+
 import pytest
 import torch
 
 from slime.training.weights import TensorInfo, require_form
 from slime.weight_sync.filters.filter import Filter
+from slime.weight_sync.filters.pairs import WholePairs
 from slime.weight_sync.plan import Manifest, WeightPlan
 
 NAMES = ("a", "b", "c")
@@ -84,6 +87,31 @@ def test_a_rank_that_fails_or_sends_nothing_gathers_to_the_end():
         WeightPlan(failed, [Halves()], 1).carry(refuse)
     assert WeightPlan(silent, [], 1).carry(None) == 0
     assert failed.gathered == silent.gathered == [*NAMES]
+
+
+class Counted(Source):
+    """Notes at each bucket how many tensors of those before are still in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.alive = []
+
+    def buckets(self, max_bytes):
+        given = weakref.WeakSet()
+        for name in NAMES:
+            self.alive.append(len(given))
+            bucket = [(name, torch.ones(2))]
+            given.add(bucket[0][1])
+            yield bucket
+            del bucket
+
+
+@pytest.mark.parametrize("notes_sent", [False, True])
+def test_a_bucket_is_gone_when_the_next_one_is_gathered(notes_sent):
+    source = Counted()
+    plan = WeightPlan(source, [WholePairs()], 1, notes_sent)
+    assert plan.carry(lambda bucket, is_last: 8) == 24
+    assert source.alive == [0, 0, 0]
 
 
 def test_a_form_that_a_trainer_does_not_have_is_refused():

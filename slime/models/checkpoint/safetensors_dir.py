@@ -12,7 +12,7 @@ from safetensors import safe_open
 from slime.models.checkpoint.safetensors_index import SafetensorIndex
 from slime.models.checkpoint.tensor_slices import TensorSlices
 
-# Pages of a mapped file count as memory of the process until the mapping ends.
+# Pages of mapped files count as memory of the process until the mappings end.
 _MAPPED_BYTES = 32 * 1024**2
 # Those of weights, by their names in headers; others are seen from what is read.
 _DTYPES = {
@@ -128,7 +128,8 @@ class SafetensorReader(SafetensorIndex):
         """``tensor``, which keeps its mapping alive; once enough bytes are touched others get a new one."""
         file = self._file_of[name]
         self._given[file] = self._given.get(file, 0) + touched
-        if self._given[file] > _MAPPED_BYTES:
-            self._given[file] = 0
-            del self._open[file]
+        if sum(self._given.values()) > _MAPPED_BYTES:
+            for mapped in self._given:
+                self._open.pop(mapped, None)
+            self._given.clear()
         return tensor

@@ -24,16 +24,23 @@ def whole_pairs(buckets: Iterable[NamedTensors]) -> Iterator[NamedTensors]:
     """
     waiting: NamedTensors = []
     for bucket in buckets:
-        present = {name for name, _ in bucket}
-        alone = [pair for pair in bucket if _FIRST in pair[0] and _second(pair[0]) not in present]
-        whole = [pair for pair in waiting if _second(pair[0]) in present]
-        kept = {name for name, _ in (*alone, *whole)}
-        waiting = [*(pair for pair in waiting if pair[0] not in kept), *alone]
-        ready = [*whole, *(pair for pair in bucket if pair[0] not in kept)]
+        ready, waiting = _sorted_out(bucket, waiting)
+        del bucket  # the next one is made without it in memory
         if ready:
             yield ready
+        del ready
     if waiting:
         yield waiting
+
+
+def _sorted_out(bucket: NamedTensors, waiting: NamedTensors) -> tuple[NamedTensors, NamedTensors]:
+    """What can go, and what waits for its second from now on."""
+    present = {name for name, _ in bucket}
+    alone = [pair for pair in bucket if _FIRST in pair[0] and _second(pair[0]) not in present]
+    whole = [pair for pair in waiting if _second(pair[0]) in present]
+    kept = {name for name, _ in (*alone, *whole)}
+    still = [*(pair for pair in waiting if pair[0] not in kept), *alone]
+    return [*whole, *(pair for pair in bucket if pair[0] not in kept)], still
 
 
 def _second(name: str) -> str:

@@ -46,7 +46,7 @@ class HandleTransport(SessionTransport):
         self._engine: EngineClient | None = None
         self._ranks: list[int] = []
         self._group: dist.ProcessGroup | None = None
-        self._buffer = FlatBuffer()
+        self._buffer = FlatBuffer(shared=True)
 
     @classmethod
     def is_wanted(cls, config: WeightUpdateConfig) -> bool:
@@ -69,6 +69,8 @@ class HandleTransport(SessionTransport):
         failure: Exception | None = None
         payload, nbytes = "", 0
         try:
+            if bucket[0][1].is_cpu:
+                _remove_memory_at_the_end()
             flat = self._buffer.flatten(bucket)  # kept until the engine has answered, which reads it
             payload, nbytes = serialize_bucket(flat), flat.flattened_tensor.nbytes
         except Exception as error:  # the other ranks behind the engine wait for what this one has to say
@@ -133,7 +135,7 @@ class HandleTransport(SessionTransport):
         if self._group is not None:
             dist.destroy_process_group(self._group)
         self._engine, self._group, self._ranks, self._all_ranks = None, None, [], set()
-        self._buffer = FlatBuffer()
+        self._buffer = FlatBuffer(shared=True)
 
     def _collect(self, payload: str, failure: Exception | None) -> list[Handed] | None:
         """What all ranks behind this engine hand over, on the first of them."""
