@@ -27,6 +27,8 @@ from tests.ray.stand_ins import Cluster, Router, Source, wait_until
 from tests.run_args import config_with
 
 KILLED = "router (http://router): killed by SIGKILL"
+HANGS_S = 300.0
+"""Bounds a hang; nothing takes so long."""
 
 
 def launched(cluster: Cluster, *sources: Source, **options: Any) -> ServedModel:
@@ -295,14 +297,16 @@ async def test_requests_outlive_the_death_of_a_real_router(routed, engines, monk
     for engine in engines:
         engine.generate = wait  # type: ignore[method-assign]
     first: RouterProcess = model.router
-    ask = lambda number: post(f"{first.url}/generate", {"input_ids": [number, 1], "sampling_params": {}})
+    tries = int(HANGS_S / http_utils.RETRY_PAUSE_S)  # a router starts as slowly as the machine is busy
+    body = lambda number: {"input_ids": [number, 1], "sampling_params": {}}
+    ask = lambda number: post(f"{first.url}/generate", body(number), tries)
     under_way = [asyncio.create_task(ask(number)) for number in range(6)]
     reached = lambda: sum(len(engine.seen("generate")) for engine in engines)
-    await asyncio.to_thread(wait_until, lambda: reached() == 6)
+    await asyncio.to_thread(wait_until, lambda: reached() == 6, HANGS_S)
     (process,) = psutil.Process(first.process.pid).children()
     os.kill(process.pid, signal.SIGKILL)
     later = [asyncio.create_task(ask(number)) for number in range(6, 12)]
-    await asyncio.to_thread(wait_until, lambda: reached() == 18)
+    await asyncio.to_thread(wait_until, lambda: reached() == 18, HANGS_S)
     go_on.set()
     answers = await asyncio.gather(*under_way, *later)
     assert [answer["output_ids"] for answer in answers] == [[1, number] for number in range(12)]
@@ -311,4 +315,4 @@ async def test_requests_outlive_the_death_of_a_real_router(routed, engines, monk
     assert second is not first and second.url == first.url
     # It serves as soon as it knows one of them.
     listed = lambda: {worker["url"] for worker in second.list_workers()}
-    await asyncio.to_thread(wait_until, lambda: listed() == {engine.url for engine in engines})
+    await asyncio.to_thread(wait_until, lambda: listed() == {engine.url for engine in engines}, HANGS_S)
