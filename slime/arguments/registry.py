@@ -45,6 +45,7 @@ from slime.arguments.groups import (
     router,
     run_files,
     slime_router,
+    token_log,
     tracking,
     trainer,
     weight_sync,
@@ -74,6 +75,7 @@ CONFIG_GROUPS: tuple[ConfigGroup, ...] = (
     batches.CONFIG_GROUP,
     rollout.CONFIG_GROUP,
     nucleus.CONFIG_GROUP,
+    token_log.CONFIG_GROUP,
     rewards.CONFIG_GROUP,
     evaluation.CONFIG_GROUP,  # its defaults are what rollout derives
     loss.CONFIG_GROUP,

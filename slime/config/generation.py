@@ -19,6 +19,7 @@ from slime.config.rejection import RejectionConfig
 from slime.config.rewards import RewardConfig
 from slime.config.rollout import RolloutConfig
 from slime.config.router import RouterConfig
+from slime.config.token_log import TokenLogConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class GenerationConfig:
     batches: BatchConfig
     rollout: RolloutConfig
     nucleus: NucleusConfig
+    token_log: TokenLogConfig
     off_policy: OffPolicyConfig
     rewards: RewardConfig
     rejection: RejectionConfig

@@ -85,6 +85,13 @@ ROLLOUTS = (
         "absent with in_place",
     ),
     Metric(
+        "rollout/restored_tokens",
+        "of answers that a lost rollout manager had begun, from --token-log-dir",
+        "tokens",
+        "sum of samples",
+        "absent",
+    ),
+    Metric(
         "rollout/spec_accept_rate",
         "accepted in speculative decoding",
         "part",

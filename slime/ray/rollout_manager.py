@@ -8,7 +8,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 from slime.arguments.core.runtime_context import with_context
-from slime.config.run import RunConfig, run_config
+from slime.config.run import RunConfig, options_of, run_config
 from slime.config.served_models import DEFAULT
 from slime.observability.logging_utils import take_logged
 from slime.observability.policy_log import of_policy
@@ -27,6 +27,7 @@ from slime.ray.policies import policy_configs
 from slime.ray.policy_samples import PolicySamples, samples_of_policies
 from slime.ray.process_watch import ProcessLocation, process_location
 from slime.ray.served_policy import probe_tokens
+from slime.rollout.answer_log import answer_log_for
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn, describe
 from slime.rollout.checks import check_samples
 from slime.rollout.data_source import rollouts_of_run, rollouts_per_epoch
@@ -68,6 +69,8 @@ class RolloutManager:
         self._config = run_config(with_context(config.flat, num_rollout=self.num_rollout()))
         self._policies = {name: PolicySamples(own) for name, own in policy_configs(self._config).items()}
         clock.keeps_prefixes = config.weight_sync.pause_generation_mode == "in_place"
+        context = options_of(self._config, "sglang_").get("context_length")
+        self._answers = answer_log_for(self._config, context or self._config.model.max_position_embeddings)
         self._silent = SilentRollouts(self._config)
         self._spans = SpanList()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")
@@ -124,6 +127,8 @@ class RolloutManager:
         start = time.monotonic()
         clock.ahead = updates_ahead
         self._fleet.begin_rollout(rollout_id)
+        if self._answers is not None:
+            self._answers.begin(rollout_id, self._data_source)
         with self._spans.measure("rollout", rollout=rollout_id):
             output = self._samples(rollout_id)
         seconds = time.monotonic() - start
@@ -146,6 +151,8 @@ class RolloutManager:
         unsaved = self._save_state(rollout_id)
         metrics |= of_batch | self._data_metrics() | self._fleet.metrics()
         metrics |= take_logged("rollout", "train")
+        if self._answers is not None:
+            metrics |= self._answers.end(self._data_source)
         warnings = take_notes() + self._silent.warnings(trained)
         spans = self._taken(self._spans, samples)
         generated = Generated(metrics, warnings, spans, self.data_state(), unsaved)
@@ -158,6 +165,8 @@ class RolloutManager:
     def restore(self, state: DataState) -> None:
         """Goes on from what another manager told by `data_state`."""
         self._data_source.load_state_dict(state)
+        if self._answers is not None:
+            self._answers.read()
 
     def engine_processes(self) -> list[tuple[str, ProcessLocation]]:
         """Name and place of processes that hold memory, and are not gone as soon as this one is."""

@@ -80,6 +80,14 @@ def _parameters(fn: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
     return tuple(inspect.signature(fn).parameters.values())
 
 
+async def awaited(fn: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """Calls a user's function that has to be async."""
+    answer = fn(*arguments, **keywords)
+    if not inspect.isawaitable(answer):
+        raise TypeError(f"it returned {type(answer).__name__} at once, expected an async function")
+    return await answer
+
+
 def describe(fn: Callable[..., Any]) -> str:
     """The dotted path of a function, for messages."""
     return f"{fn.__module__}.{getattr(fn, '__qualname__', type(fn).__name__)}"

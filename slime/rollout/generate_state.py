@@ -1,14 +1,15 @@
 """What all generation tasks of a process share."""
 
 import asyncio
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Iterable, Mapping
+from functools import cached_property, partial
 from typing import Any
 
 from slime.config.generation import GenerationConfig
 from slime.config.rollout import RolloutConfig
 from slime.config.run import filled
 from slime.utils.async_utils import Slots
+from slime.utils.cut_stops import TextOf
 from slime.utils.engine_meta import ASKS_FOR_NUCLEI
 from slime.utils.misc import SingletonMeta, load_function
 from slime.utils.processing_utils import load_processor, load_tokenizer
@@ -120,3 +121,9 @@ def params_for_sample(config: RolloutConfig, params: dict[str, Any], sample: Sam
     and a resumed run repeats it. SGLang ignores the seed without ``--enable-deterministic-inference``.
     """
     return {**params, "sampling_seed": config.rollout_seed + (sample.index or 0)}
+
+
+def decoder(args: Any, sampling_params: Mapping[str, Any]) -> TextOf:
+    """Makes texts of tokens as an engine does that was given these parameters."""
+    skips = bool(sampling_params.get("skip_special_tokens"))
+    return partial(GenerateState(args).tokenizer.decode, skip_special_tokens=skips)

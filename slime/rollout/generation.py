@@ -1,10 +1,9 @@
 """Gives a sample with a prompt its response and reward."""
 
-import inspect
 import logging
 import uuid
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from slime.adapters.named import adapter_of
@@ -13,16 +12,17 @@ from slime.config.router import RouterConfig
 from slime.config.run import filled
 from slime.config.served_models import DEFAULT
 from slime.observability.trace_utils import build_sglang_meta_trace_attrs, span_of
+from slime.rollout.answer_log import answer_log_of
 from slime.rollout.attempts import FINISHED
-from slime.rollout.base_types import RolloutError, accepted, blame, describe, name_samples
+from slime.rollout.base_types import RolloutError, accepted, awaited, blame, describe, name_samples
 from slime.rollout.checks import check_reward, check_samples
-from slime.rollout.generate_state import GenerateState, params_for_sample
+from slime.rollout.generate_state import GenerateState, decoder, params_for_sample
 from slime.rollout.rm_hub import async_rm, batched_async_rm, grouped_async_rm
 from slime.rollout.sample_hooks import apply_rollout_sample_hooks
 from slime.rollout.ungraded import fill_ungraded, is_ungraded
 from slime.utils.addresses import http_url
 from slime.utils.async_utils import gather_or_cancel
-from slime.utils.cut_stops import StopsAcrossCuts, TextOf
+from slime.utils.cut_stops import StopsAcrossCuts
 from slime.utils.engine_meta import fit_versions
 from slime.utils.http_utils import asking_adapter, post
 from slime.utils.misc import load_function
@@ -147,12 +147,6 @@ def take_answer(args: Any, sample: Sample, output: dict[str, Any], sampling_para
         sample.response = text_of(sample.tokens[-sample.response_length :])
 
 
-def decoder(args: Any, sampling_params: Mapping[str, Any]) -> TextOf:
-    """Makes texts of tokens as an engine does that was given these parameters."""
-    skips = bool(sampling_params.get("skip_special_tokens"))
-    return partial(GenerateState(args).tokenizer.decode, skip_special_tokens=skips)
-
-
 def made_before(sample: Sample) -> list[int]:
     """The tokens at the end of a response that an engine made, with which the next answer goes on.
 
@@ -243,10 +237,9 @@ async def _generate_one(
     group_index = sample.group_index
     with blame(function, sample):
         offered = accepted(function, {"evaluation": evaluation})
-        answer = function(config.flat, sample, sampling_params, **offered)
-        if not inspect.isawaitable(answer):
-            raise TypeError(f"it returned {type(answer).__name__} at once, expected an async function")
-        result = await answer
+        call = lambda params: awaited(function, config.flat, sample, params, **offered)
+        log = None if evaluation else answer_log_of(function)
+        result = await (log.answer(sample, sampling_params, call) if log else call(sampling_params))
     samples = _as_list(result)
     if not samples or not all(isinstance(item, Sample) for item in samples):
         raise RolloutError(

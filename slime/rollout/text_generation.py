@@ -11,8 +11,8 @@ from typing import Any
 
 from slime.config.slime_router import SlimeRouterConfig
 from slime.rollout.base_types import RolloutError
-from slime.rollout.generate_state import GenerateState
-from slime.rollout.generation import decoder, get_model_url, made_before, read_output_tokens
+from slime.rollout.generate_state import GenerateState, decoder
+from slime.rollout.generation import get_model_url, made_before, read_output_tokens
 from slime.router.middleware_hub.radix_tree_middleware import postprocess_sample_with_radix_tree
 from slime.router.middleware_hub.token_runs import TokenRun
 from slime.utils.cut_stops import PARTED, StopsAcrossCuts

@@ -124,6 +124,14 @@ WITHOUT_EFFECT = [
         "--partial-rollout: tokens are older than the weights they train, corrected by --use-tis",
     ),
     (
+        dict(
+            token_log_dir="tokens",
+            use_fault_tolerance=True,
+            custom_generate_function_path="slime.rollout.text_generation.generate",
+        ),
+        "--token-log-dir tokens: answers of slime.rollout.text_generation.generate are not logged",
+    ),
+    (
         dict(over_sampling_batch_size=64, keep_surplus_groups=True),
         "--keep-surplus-groups: tokens are older",
     ),

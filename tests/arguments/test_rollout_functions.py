@@ -4,11 +4,15 @@ import pytest
 import torch
 
 from slime.arguments import validated_args
+from slime.arguments.groups import token_log
 from slime.arguments.groups.rejection import _next_rollout
+from tests.run_args import run_args
 
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 REJECTION = "slime.rollout.rejection_sampling.generate_rollout"
 REPLAY = "slime.rollout.forge_load.generate_rollout"
+SFT = "slime.rollout.sft_rollout.generate_rollout"
+LOGGED = dict(token_log_dir="{site}", use_fault_tolerance=True)
 STREAMING = "slime.rollout.sglang_streaming_rollout.generate_streaming"
 
 
@@ -38,6 +42,14 @@ STREAMING = "slime.rollout.sglang_streaming_rollout.generate_streaming"
             dict(custom_generate_function_path=STREAMING, sglang_incremental_streaming_output=True),
             "--sglang-incremental-streaming-output: slime.rollout.sglang_streaming_rollout",
         ),
+        (dict(token_log_dir="{site}"), "a rollout manager that is lost ends the run (wanted: --use-fault-t"),
+        (
+            LOGGED | dict(rollout_function_path=SFT, n_samples_per_prompt=1),
+            f"{SFT} asks engines for no answers",
+        ),
+        (LOGGED | dict(debug_train_only=True), "--debug-train-only asks engines for no answers"),
+        (LOGGED | dict(rollout_top_p=0.9), "does not keep the nuclei that --rollout-top-p and"),
+        (LOGGED | dict(token_log_dir="/dev/null"), "--token-log-dir /dev/null: /dev/null is a file"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(words, refusal, tmp_path, flags, message):
@@ -74,3 +86,9 @@ def test_rewards_are_asked_for_where_engines_answer(words, refusal, tmp_path, pa
     own = rejection if path == REJECTION else dict(colocate=None, rollout_num_gpus=1)
     message = refusal(words(rollout_function_path=path, rm_type=None, custom_rm_path=None, **own))
     assert message.startswith("--rm-type: missing")
+
+
+def test_experts_that_are_to_be_replayed_are_not_logged():
+    args = run_args(token_log_dir="tokens", use_fault_tolerance=True, use_rollout_routing_replay=True)
+    (message,) = token_log.contradictions(args)
+    assert "does not keep the experts that --use-rollout-routing-replay needs" in message

@@ -9,14 +9,18 @@ import pytest
 from slime.agent.adapters import OpenAIAdapter
 from slime.agent.adapters.session import TurnRequest
 from slime.backends.sglang_utils.client import EngineClient
+from slime.rollout.answer_log import answer_log_for
+from slime.rollout.attempts import flatten
 from slime.rollout.fully_async_rollout import generate_rollout_fully_async, stop_worker
 from slime.rollout.generate_state import GenerateState
-from slime.rollout.sglang_rollout import generate
+from slime.rollout.sglang_rollout import generate, generate_rollout_async
 from slime.rollout.sglang_streaming_rollout import generate_streaming
+from slime.rollout.token_log import read_answers
 from slime.utils.async_utils import get_async_loop, run
 from slime.utils.types import EngineEndpoint, Sample
 from slime.utils.weight_clock import clock
 from tests.engines.embedded import LONG, SHAPE, Server, make_checkpoint
+from tests.run_args import run_config
 from tools.make_tiny_model import make_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -202,3 +206,38 @@ def test_a_turn_that_an_update_meets_is_the_turn_without_one(client, agent, undi
     assert (first, second, before + after) == ("1", "2", TURN["max_new_tokens"])
     again = sum(recomputed(sample, [mode]))
     assert sample.prefix_cache_info.recomputed_tokens == again and (again == 0) == (mode == "in_place")
+
+
+@pytest.fixture
+def no_log_after(real_args):
+    yield
+    answer_log_for(run_config(real_args()), 0)
+
+
+def test_answers_go_on_from_the_log_with_the_tokens_that_they_would_have_had(
+    client, real_args, make_source, tmp_path, no_log_after
+):
+    """A manager was lost after some lines; the engine has nothing cached of them."""
+    directory = tmp_path / "log"
+    flags = {"use_fault_tolerance": True, "token_log_dir": str(directory), "token_log_interval": 16}
+    args, context = real_args(rollout_max_response_len=300, **flags), SHAPE["max_position_embeddings"]
+    whole = run(generate_rollout_async(args, 0, make_source(args))).samples
+    answer_log_for(run_config(args), context).begin(0, source := make_source(args))
+    run(generate_rollout_async(args, 0, source))
+    lines = next(directory.glob("*.jsonl")).read_bytes().splitlines(keepends=True)
+    for count in (len(lines) // 3, 2 * len(lines) // 3):
+        for path in directory.glob("*.jsonl"):
+            path.unlink()
+        (directory / "tokens_00000000.jsonl").write_bytes(b"".join(lines[:count]))
+        left = read_answers(directory)[0].values()
+        assert any(answer.response is None for answer in left) and any(answer.response for answer in left)
+        client.flush_idle_cache()
+        log = answer_log_for(run_config(args), context)
+        log.read()
+        log.begin(0, source := make_source(args))
+        again = run(generate_rollout_async(args, 0, source)).samples
+        restored = {"rollout/restored_tokens": sum(len(answer.tokens) for answer in left)}
+        assert log.end(source) == restored
+        for now, before in zip(flatten(again), flatten(whole), strict=True):
+            assert (now.tokens, now.response, now.reward) == (before.tokens, before.response, before.reward)
+            assert now.rollout_log_probs == pytest.approx(before.rollout_log_probs, abs=1e-5)

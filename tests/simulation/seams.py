@@ -41,6 +41,7 @@ UNDER_SIMULATION = (
     "slime.backends.sglang_utils.router",
     "slime.processes.silence",
     "slime.backends.sglang_utils.server_control",
+    "slime.rollout.answer_log",
     "slime.rollout.async_worker",
     "slime.rollout.fully_async_rollout",
     "slime.rollout.sglang_rollout",

@@ -143,6 +143,7 @@ def test_no_module_under_simulation_has_another_clock_or_threads_of_its_own():
     ]
     assert left == [
         # No thread is changed while it holds one of these.
+        "slime.rollout.answer_log.threading",
         "slime.rollout.ledger.RLock",
         "slime.utils.async_utils.threading",
         "slime.utils.weight_clock.threading",
