@@ -31,6 +31,7 @@ PRINTED = {
     "slime resume": "tests/cli/test_run_dirs.py",
     "python -m slime_plugins.rollout_buffer.buffer": "tests/slime_plugins/test_rollout_buffer.py",
     "python -m slime_plugins.training_service": "tests/e2e/test_training_service.py",
+    "python -m slime.agent.harbor": "tests/agent/test_harbor_tasks.py",
     "python -m slime.environments.verifiers_host": "tests/rollout/test_verifiers_episodes.py",
     "python tools/convert_hf_to_torch_dist.py": "tests/tools/test_convert.py",
     "python tools/convert_torch_dist_to_hf.py": "tests/tools/test_convert.py",
@@ -104,6 +105,7 @@ NAMES = {
     *("slime train --async", "slime train --supervise", "slime check --write-config"),
     "python tools/convert_hf_to_fp8.py",
     *("python tools/convert_fsdp_to_hf.py", "python -m slime.weight_sync.versions.puller", "pip install"),
+    "python -m slime.agent.harbor tasks --oracle",
     *("ray start", "ray start --node-ip-address", "ray start --num-gpus 1", "ray stop"),
     *("bash -n", "docker run --shm-size 8g"),
 }

@@ -42,7 +42,7 @@ TAKES_ARGS = {
         *("slime/backends/megatron_utils/layer_spec.py", "slime/backends/megatron_utils/model_on_paper.py"),
         *("slime/rollout/conversation.py", "slime/rollout/data_source.py", "slime/rollout/forge_load.py"),
         *("slime/rollout/environment_hosts.py", "slime/rollout/episodes.py"),
-        "slime/rollout/verifiers_episodes.py",
+        *("slime/rollout/harbor.py", "slime/rollout/verifiers_episodes.py"),
         *("slime/rollout/filter_hub/overlong.py", "slime/rollout/fully_async_rollout.py"),
         *("slime/rollout/generation.py", "slime/rollout/on_policy_distillation.py"),
         *("slime/rollout/rejection_sampling.py", "slime/rollout/rm_hub/__init__.py"),

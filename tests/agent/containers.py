@@ -51,7 +51,8 @@ class StandIn:
         self.program.chmod(0o755)
         monkeypatch.setenv("STAND_IN_ENGINE_FOLDER", str(folder))
         monkeypatch.setenv(ENGINE, str(self.program))
-        monkeypatch.setattr(container, "_SWEPT", set())
+        for known in ("_SWEPT", "_IMAGES"):
+            monkeypatch.setattr(container, known, set())
 
     @property
     def calls(self):

@@ -77,6 +77,7 @@ def run(words):
     for flag in ("--security-opt", "--user", "--entrypoint"):
         parser.add_argument(flag, required=True)
     parser.add_argument("--label", action="append")
+    parser.add_argument("--env", action="append", default=[])
     parser.add_argument("--cap-drop", action="append")
     parser.add_argument("image")
     parser.add_argument("words", nargs=argparse.REMAINDER)
@@ -86,6 +87,8 @@ def run(words):
         fail(f"no such image: {given.image}", 125)
     folder = containers() / given.name
     shutil.copytree(image / "root", folder / "root", symlinks=True)
+    (folder / "root/etc").mkdir(exist_ok=True)
+    (folder / "root/etc/passwd").write_text("root:x:0:0::/root:/bin/sh\n")
     launch(folder, [given.entrypoint, *given.words])
     settings = json.loads((image / "settings.json").read_text())
     labels = dict(label.split("=", 1) for label in given.label)
@@ -126,15 +129,18 @@ def execute(words):
         fail(f"container {given.name} is not running")
     if given.user not in ("root", "agent"):
         fail(f"unable to find user {given.user}", 126)
-    folder = given.workdir or facts_of(given.name)["workdir"]
+    facts = facts_of(given.name)
+    folder = given.workdir or facts["workdir"]
     root = containers() / given.name / "root"
     if not (root / folder.strip("/")).is_dir():
         fail(f"chdir to {folder}: no such directory", 126)
     values = [one if "=" in one else f"{one}={os.environ[one]}" for one in given.env]
     enter = ["nsenter", f"--target={pid}", "--user", "--preserve-credentials", "--mount", "--pid", "--root"]
-    inside = ["/usr/bin/env", "-i", "-C", folder, f"PATH={PATH}", "HOME=/root", *values, *given.words]
+    inside = ["/usr/bin/env", "-i", "-C", folder, f"PATH={PATH}", "HOME=/root", *facts["env"], *values]
     done = subprocess.Popen(
-        [*enter, *inside], stdin=None if given.interactive else subprocess.DEVNULL, start_new_session=True
+        [*enter, *inside, *given.words],
+        stdin=None if given.interactive else subprocess.DEVNULL,
+        start_new_session=True,
     )
     code = done.wait()
     raise SystemExit(code if code >= 0 else 128 - code)

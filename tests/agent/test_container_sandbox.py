@@ -72,7 +72,12 @@ async def command_lines(sandbox):
 async def test_a_command_over_its_time_ends_with_all_that_it_started(make):
     async with make() as sandbox:
         line = "setsid sleep 6000 & (sleep 6001 & setsid sleep 6002) & echo begun; wait"
-        assert await sandbox.exec(line, timeout=1) == (EXIT_TIME_BUDGET_EXCEEDED, "begun\n")
+        for seconds in (1, 5, 25, 125):  # it may get no turn in a short time
+            code, output = await sandbox.exec(line, timeout=seconds)
+            assert code == EXIT_TIME_BUDGET_EXCEEDED and output in ("", "begun\n")
+            if output:
+                break
+        assert output
         assert "sleep 600" not in await command_lines(sandbox)
         await sandbox.exec("sleep 7000 > /dev/null 2>&1 &")
         assert (await sandbox.exec("sleep 6003", timeout=0.5)).exit_code == EXIT_TIME_BUDGET_EXCEEDED
@@ -85,7 +90,7 @@ async def test_what_writes_without_end_is_killed_and_cut_off(make):
         assert code == 137 and output.endswith("\n[output cut off after 100 bytes]")
         assert "yes" not in (await command_lines(sandbox)).split()
         code, output = await sandbox.exec("head -c 500 /dev/zero | tr '\\000' x")
-        assert code == 0 and 20 < output.count("x") < 100
+        assert code == 0 and output.count("x") == 100
 
 
 async def test_a_long_command_is_waited_for_or_killed(make):
@@ -94,10 +99,14 @@ async def test_a_long_command_is_waited_for_or_killed(make):
         line = "echo $WHO; sleep 0.2; exit 4"
         found = await exec_and_wait(sandbox, cmd=line, time_budget_sec=600, env={"WHO": "me"}, **options)
         assert found == (4, "me\n")
-        assert await exec_and_wait(sandbox, cmd="echo on; sleep 6000", time_budget_sec=1, **options) == (
-            EXIT_TIME_BUDGET_EXCEEDED,
-            "on\n",
-        )
+        for seconds in (1, 5, 25, 125):  # it may get no turn in a short time
+            found = await exec_and_wait(
+                sandbox, cmd="echo on; sleep 6000", time_budget_sec=seconds, out_file="/tmp/said", **options
+            )
+            assert found.exit_code == EXIT_TIME_BUDGET_EXCEEDED
+            if found.output == "on\n":
+                break
+        assert found.output == "on\n"
         async with asyncio.timeout(300):
             while "sleep 6000" in await command_lines(sandbox):
                 await asyncio.sleep(0.05)

@@ -22,6 +22,8 @@ _START_LIMIT_S, _PULL_LIMIT_S, _FILE_LIMIT_S, _GRACE_S = 120.0, 1800.0, 120.0, 6
 _MARK, _VALUE = "SLIME_SANDBOX_COMMAND", "SLIME_SANDBOX_VALUE_"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EXIT_FLOOD = 128 + 9
+_MARK_ROOM = 1024
+"""Bytes that come before what a command writes."""
 _SWEEP_PAUSE_S = 0.05
 _REGULAR = "{ [ -f %(path)s ] && [ ! -L %(path)s ]; }"
 _NOT_REGULAR = 73
@@ -156,16 +158,23 @@ class ContainerSandbox:
         """
         keep = self.limits.output_bytes
         command = _Command(cmd, user, env or {}, workdir or self._workdir)
-        client = await Client.start(self._exec_words(command), keep=keep, merged=True, env=command.client_env)
+        words = self._exec_words(command)
+        client = await Client.start(words, keep=keep + _MARK_ROOM, merged=True, env=command.client_env)
         try:
+            await client.until_said(command.mark.encode(), _START_LIMIT_S)
             code = await client.end(timeout)
             if code is None:
                 code = _EXIT_FLOOD if client.is_flood else EXIT_TIME_BUDGET_EXCEEDED
                 await self._end_command(command, client)
+        except TimeoutError as error:
+            raise SandboxError(
+                f"ContainerSandbox: {self.image}: a command was not started within {_START_LIMIT_S:g} s"
+            ) from error
         finally:
             await client.stop()
-        output = command.output_of(bytes(client.output), self.image).decode(errors="replace")
-        if client.written > keep:
+        said = command.output_of(bytes(client.output), self.image)
+        output = said[:keep].decode(errors="replace")
+        if len(said) > keep:
             output += f"\n[output cut off after {keep} bytes]"
         return ExecResult(code, output)
 
@@ -219,7 +228,11 @@ class ContainerSandbox:
         Raises:
             SandboxError: it cannot be read, or is longer than ``limits.file_bytes``.
         """
-        return await self._bytes(f"tar -C {shlex.quote(path)} -cf - .", path)
+        # Status 1 says that a file has changed meanwhile.
+        tree = await self._bytes(f"tar -C {shlex.quote(path)} -cf - . || [ $? -eq 1 ]", path)
+        if not tree:
+            raise SandboxError(f"ContainerSandbox: {path!r:.200}: cannot be read by tar")
+        return tree
 
     async def write_tree(self, path: str, tree: bytes) -> None:
         """Unpack a tar file in a folder, as root. Members may lead out of the folder."""
@@ -228,9 +241,11 @@ class ContainerSandbox:
 
     async def _bytes(self, cmd: str, path: str, given: bytes | None = None) -> bytes:
         """What a command of ours writes to standard output."""
-        command, keep = _Command(cmd, "root", {}, self._workdir), self.limits.file_bytes
+        # Where the image starts may have been removed.
+        folder = "/" if path.startswith("/") else self._workdir
+        command, keep = _Command(cmd, "root", {}, folder), self.limits.file_bytes
         words = self._exec_words(command, interactive=given is not None)
-        said = await call(words, limit_s=_FILE_LIMIT_S, keep=keep + 1024, given=given)
+        said = await call(words, limit_s=_FILE_LIMIT_S, keep=keep + _MARK_ROOM, given=given)
         if said.code != 0:
             told = (said.output[-300:] + said.errors[-300:]).decode(errors="replace").strip()
             told = "not a regular file" if said.code == _NOT_REGULAR else told
@@ -294,7 +309,10 @@ async def have_image(engine: str, image: str) -> None:
     Raises:
         SandboxError: it is not to be had.
     """
+    if (engine, image) in _IMAGES:
+        return
     if (await call([engine, "image", "inspect", image], limit_s=_START_LIMIT_S)).code == 0:
+        _IMAGES.add((engine, image))
         return
     said = await call([engine, "pull", "--quiet", image], limit_s=_PULL_LIMIT_S)
     if said.code != 0:
@@ -302,6 +320,7 @@ async def have_image(engine: str, image: str) -> None:
 
 
 _SWEPT: set[str] = set()
+_IMAGES: set[tuple[str, str]] = set()
 
 
 async def _remove_orphans_once(engine: str) -> None:

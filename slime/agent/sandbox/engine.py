@@ -18,6 +18,10 @@ FLOOD = 64
 _END_S = 10.0
 
 
+class NoEngine(SandboxError):
+    """There is no container engine here."""
+
+
 class Said(NamedTuple):
     """How a call ended, and what it wrote."""
 
@@ -30,14 +34,14 @@ def find_engine(asked: str | None = None) -> str:
     """Returns the path of the engine's program: the one that is asked for, of ``ENGINE``, docker or podman.
 
     Raises:
-        SandboxError: there is none.
+        NoEngine: there is none.
     """
     asked = asked or os.environ.get(ENGINE)
     for name in (asked,) if asked else _KNOWN:
         if path := shutil.which(name):
             return path
     found = f"{ENGINE}={asked} is no program" if asked else "neither docker nor podman is on PATH"
-    raise SandboxError(f"ContainerSandbox: {found} (wanted: an engine that is, named by {ENGINE})")
+    raise NoEngine(f"ContainerSandbox: {found} (wanted: an engine that is, named by {ENGINE})")
 
 
 class Client:
@@ -51,7 +55,7 @@ class Client:
     def __init__(self, process: asyncio.subprocess.Process, keep: int, given: bytes | None) -> None:
         self._process, self._keep, self._given = process, keep, given
         self.output, self.errors, self.written = bytearray(), bytearray(), 0
-        self._flood = asyncio.Event()
+        self._flood, self._news, self._is_over = asyncio.Event(), asyncio.Event(), False
         self._work = asyncio.create_task(self._talk())
 
     @classmethod
@@ -91,6 +95,8 @@ class Client:
     async def _talk(self) -> None:
         streams = [(self._process.stdout, self.output), (self._process.stderr, self.errors)]
         await asyncio.gather(self._feed(), *(self._read(*pair) for pair in streams))
+        self._is_over = True
+        self._news.set()
 
     async def _feed(self) -> None:
         if (pipe := self._process.stdin) is None or self._given is None:
@@ -105,6 +111,7 @@ class Client:
         while stream is not None and (chunk := await stream.read(_CHUNK)):
             self.written += len(chunk)
             into += chunk[: max(0, self._keep - len(into))]
+            self._news.set()
             if self.is_flood:
                 self._flood.set()
 
@@ -115,6 +122,17 @@ class Client:
     @property
     def has_ended(self) -> bool:
         return self._process.returncode is not None
+
+    async def until_said(self, text: bytes, limit_s: float) -> None:
+        """Waits until it has written this, or has closed its output.
+
+        Raises:
+            TimeoutError: neither came in time.
+        """
+        async with asyncio.timeout(limit_s):
+            while text not in self.output and not self._is_over:
+                self._news.clear()
+                await self._news.wait()
 
     async def end(self, limit_s: float) -> int | None:
         """The exit code of the call; None if it has not ended in time, or writes without end."""

@@ -119,7 +119,10 @@ async def ensure_agent_user(sb: Sandbox, workdir: str | None = None, *, user: st
         SandboxError: there is none, and none can be made.
     """
     name = shlex.quote(user)
-    code, said = await sb.exec(f"id -u {name} > /dev/null 2>&1 || useradd -m {name} || adduser -D {name}")
+    code, said = await sb.exec(
+        f"id -u {name} > /dev/null 2>&1 || if command -v useradd > /dev/null; then useradd -m {name}; "
+        f"else adduser -D {name}; fi"
+    )
     if code != 0:
         raise SandboxError(f"user {user}: {said.strip():.500}")
     if workdir is not None:
