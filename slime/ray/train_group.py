@@ -68,7 +68,7 @@ class RayTrainGroup:
         self._role, self._needs_offload, self._slots = role, needs_offload, slots
         self._name = f"{config.policies.policy_name or ''} {role}".strip()
         self._start_timeout = config.cluster.cluster_timeout
-        self._version, self._torn = 0, False  # what engines were sent last, and whether that ended half-way
+        self._version, self._torn, self._slow = 0, False, False  # sent last; ended half-way; was slow in it
         self._launch(config)
         self.start_rollout_id, self.shards = config.data.start_rollout_id or 0, 0
 
@@ -235,8 +235,8 @@ class RayTrainGroup:
         """
         self._connected = ([], 0)  # those that are left have stopped in the middle
         found = self._rollout.updatable_engines(suspicious=True)
-        was_slow = self._config.fault_tolerance.use_fault_tolerance and _NO_ANSWER in str(error)
-        if found == engines and not was_slow:
+        self._slow |= _NO_ANSWER in str(error)  # what it does late may fail the next attempt too
+        if found == engines and not (self._slow and self._config.fault_tolerance.use_fault_tolerance):
             raise error
         told = str(error).splitlines()[-1]
         if not left:
@@ -276,7 +276,7 @@ class RayTrainGroup:
         for name, value in {**known, "rounding": report.rounding, "density": report.density}.items():
             if value:
                 self._log.count(f"update_weights_{name}", value)
-        self._version, self._torn = max(version for version, _ in outcomes), False
+        self._version, self._torn, self._slow = max(version for version, _ in outcomes), False, False
         return self._version
 
     def onload(self) -> None:

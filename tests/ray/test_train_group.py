@@ -137,6 +137,7 @@ def engines_in_turn(group, *numbers):
         ([DIED] * 4, [1, 2, 3, 4, 5]),
         ([REFUSED], [1, 2]),
         ([DIED], [1, 1]),  # it was slow, and is well by now
+        ([DIED, REFUSED], [1, 1, 1]),  # and did late what the first attempt had asked
     ],
 )
 def test_an_update_begins_again_as_long_as_engines_are_lost(started, failures, numbers):
