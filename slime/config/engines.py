@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from slime.config.flag import flag
 from slime.config.served_models import ServedModelConfig
 
+CONTROL_FILE = "engines.json"
+"""In a run's directory: where it is asked about its engines, and the key; only its owner reads it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:

@@ -37,7 +37,7 @@ RolloutManager = _late(
             "weights_updated",
         ),
         *("check_policy", "data_state", "engine_processes", "probe_tokens", "process_location", "restore"),
-        *("beside", "router_url", "want_evaluation"),
+        *("ask_membership", "beside", "router_url", "want_evaluation"),
     ],
 )
 Evaluator = _late("slime.ray.evaluator.Evaluator", ["eval", "process_location"])

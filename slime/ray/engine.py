@@ -1,6 +1,7 @@
 """One engine of the fleet, what it is good for, and the one way in which that changes."""
 
 import threading
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import Protocol
@@ -14,21 +15,40 @@ class EngineState(Enum):
     """What an engine is good for.
 
     READY: it serves HTTP, but is not routed to yet or has no current weights.
+    DRAINING: it leaves the run for good: it gets no requests and no weights any more, answers what it has,
+        and is ended then. Its death is none.
     DEAD: for good; what takes its place is another engine.
     """
 
     STARTING = "starting"
     READY = "ready"
     SERVING = "serving"
+    DRAINING = "draining"
     DEAD = "dead"
 
 
 _FOLLOWING: dict[EngineState, tuple[EngineState, ...]] = {
     EngineState.STARTING: (EngineState.READY, EngineState.DEAD),
     EngineState.READY: (EngineState.SERVING, EngineState.DEAD),
-    EngineState.SERVING: (EngineState.DEAD,),
+    EngineState.SERVING: (EngineState.DRAINING, EngineState.DEAD),
+    EngineState.DRAINING: (),
     EngineState.DEAD: (),
 }
+
+
+class MembershipError(RuntimeError):
+    """Engines cannot come or go as was asked; it says what was found and what is wanted."""
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    """One engine, or a free place, as ``slime engines list`` shows it."""
+
+    model: str
+    rank: int
+    kind: str
+    state: str
+    url: str
 
 
 class IllegalStateChange(RuntimeError):
@@ -95,6 +115,11 @@ class Engine:
         return self._state in (EngineState.READY, EngineState.SERVING)
 
     @property
+    def has_started(self) -> bool:
+        """Whether it has an address."""
+        return self._endpoint is not None
+
+    @property
     def endpoint(self) -> EngineEndpoint:
         assert self._endpoint is not None, f"{self} has not started"
         return self._endpoint
@@ -118,13 +143,13 @@ class Engine:
         self.become(EngineState.READY)
 
     def become(self, state: EngineState) -> bool:
-        """Changes the state. False if it was dead: then it stays so.
+        """Changes the state. False if it was dead, or was leaving: then it stays so.
 
         Raises:
             IllegalStateChange: a living engine cannot become that.
         """
         with self._lock:
-            if self._state is EngineState.DEAD:
+            if not _FOLLOWING[self._state]:
                 return False
             if state not in _FOLLOWING[self._state]:
                 raise IllegalStateChange(f"{self} is {self._state.value}: it cannot become {state.value}")

@@ -1,5 +1,6 @@
 """Engines of one kind, and where they come from."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -38,9 +39,11 @@ class EngineGroup:
         answer_timeout: seconds that each may take over a request of its control plane.
 
     Attributes:
-        engines: by place, the dead that were not replaced included. The list is replaced and never
-            changed: other threads may go over it meanwhile.
+        engines: by place, the dead that were not replaced included; a place that a drained engine has left
+            has none. The list is replaced and never changed: other threads may go over it meanwhile.
         launches: engines started so far; a replacement may serve at its predecessor's address.
+        replaced: those of them that took the place of a dead one.
+        drained: engines that have left for good.
     """
 
     def __init__(
@@ -55,7 +58,8 @@ class EngineGroup:
         self._source, self._kind, self._first_rank, self._model = source, kind, first_rank, model
         self._answer_timeout = answer_timeout
         self.engines: list[Engine] = []
-        self.launches = 0
+        self.launches = self.replaced = self.drained = 0
+        self._changing = threading.Lock()
 
     def launch(self) -> None:
         """Begins to start an engine for every place."""
@@ -68,14 +72,29 @@ class EngineGroup:
         does one whose place cannot be filled now.
         """
         engines, fresh = [], []
-        for engine in self.engines:
-            place = engine.rank - self._first_rank
-            if engine.gone.is_set() and self._source.can_fill(place):
-                engine = self._launch(engine.rank)
-                fresh.append(engine)
-            engines.append(engine)
-        self.engines = engines
+        with self._changing:
+            for engine in self.engines:
+                place = engine.rank - self._first_rank
+                is_free = engine.state is EngineState.DEAD and engine.gone.is_set()
+                if is_free and self._source.can_fill(place):
+                    engine = self._launch(engine.rank)
+                    fresh.append(engine)
+                engines.append(engine)
+            self.engines = engines
+            self.replaced += len(fresh)
         return fresh
+
+    def let_go(self, engine: Engine) -> None:
+        """Forgets an engine that has left and ended: its place is free."""
+        with self._changing:
+            self.engines = [other for other in self.engines if other is not engine]
+            self.drained += 1
+
+    def free_ranks(self) -> list[int]:
+        """The numbers of the places that no engine has, dead or alive."""
+        taken = {engine.rank for engine in self.engines}
+        places = range(self._first_rank, self._first_rank + len(self._source))
+        return [rank for rank in places if rank not in taken]
 
     def wait_ready(self, timeout: float) -> None:
         """Returns when every engine that was launched serves."""

@@ -9,20 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-import ray
-
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.router import RouterError
-from slime.backends.sglang_utils.server_engine import EngineStartError
 from slime.config.fleet import FleetConfig
 from slime.config.served_models import DEFAULT
 from slime.ray.engine import Engine, EngineState
+from slime.ray.engine_starts import START_ERRORS, EngineStarts
 from slime.ray.engine_watch import EngineFailure, EngineWatch, WatchTimes
+from slime.ray.membership import Membership
 from slime.ray.policies import policy_configs
 from slime.ray.process_watch import ProcessLocation
 from slime.ray.served_model import ServedModel
 from slime.ray.served_policy import log_probs_of, require_same_policy
-from slime.ray.waiting import ProcessDied
 from slime.utils.types import EngineEndpoint
 
 logger = logging.getLogger(__name__)
@@ -30,9 +28,6 @@ END_TIMEOUT = 180.0  # seconds for a dead engine to leave its router and to end
 LOOK_AGAIN = 0.2  # seconds between two looks for a death that is suspected
 ENDED_AT_ONCE = 64  # engines
 MAX_RESTARTS = 5  # of an engine that waits for no weight update, in one rollout or evaluation
-
-MAX_FAILED_STARTS = 3  # of the replacements of one engine in a row
-_START_ERRORS = (EngineStartError, ProcessDied, ray.exceptions.RayError, TimeoutError)
 
 Answer = TypeVar("Answer")
 
@@ -46,6 +41,9 @@ class Fleet:
 
     ``start``, ``recover``, ``admit``, ``release`` and ``resume`` are called one at a time, the others at any
     time.
+
+    Attributes:
+        membership: by which engines leave at anybody's request.
     """
 
     def __init__(self, config: FleetConfig, models: Sequence[ServedModel]) -> None:
@@ -60,8 +58,9 @@ class Fleet:
         self._watch = EngineWatch(
             models, times, tolerant=config.fault_tolerance.use_fault_tolerance, on_gone=self._restart_alone
         )
-        self._replacing, self._launching = threading.Lock(), threading.Lock()
-        self._stopped = False
+        self.membership = Membership(self.models, _refusal(config))
+        self._replacing = threading.Lock()
+        self._starts = EngineStarts(config.cluster.engine_startup_timeout)
         self._restarts: Counter[int] = Counter()
         self._next_rollout = 0
         self._left: set[Engine] = set()  # the dead whose places could not be filled
@@ -74,9 +73,9 @@ class Fleet:
     def metrics(self) -> dict[str, int]:
         """How many engines of each model live, how many it misses, and how many were replaced so far.
 
-        Nothing for a single model before one of its engines has died.
+        Nothing for a single model before one of its engines has died, or has left.
         """
-        if len(self.models) == 1 and not any(model.replaced or model.dead for model in self.models.values()):
+        if len(self.models) == 1 and not any(model.has_changed for model in self.models.values()):
             return {}
         return {
             f"fleet/{name}/{what}": count
@@ -99,9 +98,10 @@ class Fleet:
             model.serve_rollout(rollout_id)
 
     def processes(self) -> list[tuple[str, ProcessLocation]]:
-        """Name and place of the processes of living engines that are ours to end."""
-        living = [engine for model in self.models.values() for engine in model.living]
-        return [(str(engine), place) for engine in living for place in engine.handle.processes()]
+        """Name and place of the processes of engines that are ours to end."""
+        engines = [engine for model in self.models.values() for engine in model.living]
+        engines += self.membership.leaving
+        return [(str(engine), place) for engine in engines for place in engine.handle.processes()]
 
     def start(self) -> None:
         """Launches everything at once, and returns when engines that wait for no weights are routed to."""
@@ -173,6 +173,7 @@ class Fleet:
                 if engine.state is EngineState.READY:
                     model.admit(engine)
             model.updated(version)
+        self.membership.end_update()
 
     def check_policy(
         self,
@@ -214,11 +215,12 @@ class Fleet:
     def stop(self) -> None:
         """Ends every engine that is ours to end, and the routers."""
         self._watch.stop()
-        with self._launching:
-            self._stopped = True  # what a restart has launched by now is among the engines
+        self._starts.stop()
+        self.membership.stop()
         engines = [engine for model in self.models.values() for engine in model.engines]
         with ThreadPoolExecutor(ENDED_AT_ONCE, thread_name_prefix="engine-end") as pool:
             list(pool.map(Engine.end, engines))
+        self.membership.await_end()
         for model in self.models.values():
             model.stop_router()
 
@@ -258,26 +260,10 @@ class Fleet:
     def _replace_gone(self, model: ServedModel) -> None:
         """Starts engines in place of those that are gone; they serve at once if they need no update."""
         with self._replacing:
-            for engine in self._started(model):
+            for engine in self._starts.replacements(model):
                 self._match_offloaded(engine)
                 if not model.takes_updates:
                     model.admit(engine)
-
-    def _started(self, model: ServedModel) -> list[Engine]:
-        """Starts replacements, and others for those that end while they start."""
-        deadline = time.monotonic() + self._config.cluster.engine_startup_timeout
-        fresh, failures = self._launch(model), Counter[int]()
-        while model.starting:
-            try:
-                model.wait_ready(max(deadline - time.monotonic(), 0.0))
-            except _START_ERRORS as error:
-                _bury(model, failures, error)
-                fresh += self._launch(model)
-        return [engine for engine in fresh if engine.state is EngineState.READY]
-
-    def _launch(self, model: ServedModel) -> list[Engine]:
-        with self._launching:
-            return [] if self._stopped else model.replace_gone()
 
     def _restart_alone(self, model: ServedModel, engine: Engine) -> None:
         """Replaces an engine that waits for no weight update, unless it dies again and again."""
@@ -289,7 +275,7 @@ class Fleet:
             return
         try:
             self._replace_gone(model)
-        except (*_START_ERRORS, EngineFailure, RouterError) as error:
+        except (*START_ERRORS, EngineFailure, RouterError) as error:
             self._watch.fail(f"{engine} died, and none could take its place: {error}")
 
     def _match_offloaded(self, engine: Engine) -> None:
@@ -307,7 +293,7 @@ class Fleet:
     def _ask(
         self, model: ServedModel, engine: Engine, request: Callable[[EngineClient], Answer]
     ) -> Answer | None:
-        """The answer to a control request; None from an engine that has died, if that is tolerated.
+        """The answer to a control request; None from one that has died, if that is tolerated, or has left.
 
         Raises:
             EngineFailure: it gave no answer, and its process has ended, of which the reason says more.
@@ -315,6 +301,8 @@ class Fleet:
         try:
             return request(engine.client)
         except EngineError as error:
+            if engine.state is EngineState.DRAINING:
+                return None
             # One that was found dead meanwhile may refuse while it is being ended.
             refused = error.status is not None and engine.lives
             if refused or not self._config.fault_tolerance.use_fault_tolerance:
@@ -326,25 +314,8 @@ class Fleet:
             return None
 
 
-def _bury(model: ServedModel, failures: Counter[int], error: Exception) -> None:
-    """Ends the engines that have ended while they started, so that others can take their places.
-
-    Args:
-        failures: so far, by rank.
-        error: the failed start, which is raised if none has ended.
-
-    Raises:
-        EngineFailure: one has ended too often.
-    """
-    ended = [(engine, reason) for engine in model.starting if (reason := engine.handle.failure_reason())]
-    if not ended:
-        raise error
-    for engine, reason in ended:
-        failures[engine.rank] += 1
-        if (count := failures[engine.rank]) > MAX_FAILED_STARTS:
-            raise EngineFailure(
-                f"{engine}: {count} replacements in a row ended while they started: {reason}"
-            ) from error
-        logger.warning("%s ended while it started, and is started again: %s", engine, reason)
-        engine.become(EngineState.DEAD)
-        engine.end()
+def _refusal(config: FleetConfig) -> str:
+    """Why no engine may leave; empty if they may."""
+    if not config.engines.rollout_external:
+        return ""
+    return "--rollout-external-engine-addrs: the engines are somebody else's (wanted: engines of the run)"

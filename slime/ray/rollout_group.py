@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 # Beyond a rollout's own deadline: conversion, metrics, state files.
 _GRACE = 60.0
 _REPLACING = 300.0  # seconds beyond the start of engines: deaths are waited for, and the end of the dead
+_FLEET_TIMEOUT = 60.0  # seconds that a manager may take to answer while it works
 _STOP_TIMEOUT = 30.0  # seconds for servers to end by themselves before they are killed
 MANAGER_RESTARTS = 3  # in one step
 
@@ -311,6 +312,12 @@ class RolloutGroup:
             with self._log.span("engines_onload", part="kv_cache"):
                 self._call("onload", ["kv_cache", "cuda_graph"])
             self._check_policy()
+
+    def ask_fleet(self, method: str, *arguments: object) -> Any:
+        """What the fleet's `Membership` answers; from any thread."""
+        ref = self._manager.ask_membership.remote(method, *arguments)
+        with losses_named(self._state is not None):
+            return wait_one(ref, f"rollout manager: engines: {method}", _FLEET_TIMEOUT)
 
     def shutdown(self) -> None:
         """Stops engines and router; an unfinished rollout is lost."""

@@ -172,6 +172,10 @@ class RolloutManager:
         """Name and place of processes that hold memory, and are not gone as soon as this one is."""
         return self._fleet.processes()
 
+    def ask_membership(self, method: str, *arguments: Any) -> Any:
+        """What the fleet's `Membership` answers."""
+        return getattr(self._fleet.membership, method)(*arguments)
+
     def eval(self, rollout_id: int) -> tuple[dict[str, Any], list[Span]]:
         """Evaluates every data set of ``--eval-prompt-data`` or ``--eval-config``.
 
@@ -214,10 +218,14 @@ class RolloutManager:
         """
         self._fleet.check()
         clock.begin_update()
+        self._fleet.membership.begin_update()
         if self._config.fault_tolerance.use_fault_tolerance:
             self._fleet.recover(SUSPICION if suspicious else 0.0)
-            self._share_key()
-        return self._fleet.endpoints_of(policy), self._fleet.launches_of(policy)
+        self._share_key()
+        endpoints = self._fleet.endpoints_of(policy)
+        if not endpoints:  # then nobody tells of its end
+            self._fleet.membership.end_update()
+        return endpoints, self._fleet.launches_of(policy)
 
     def weights_updated(self, version: int, policy: str = DEFAULT) -> None:
         """All engines of a policy have been sent ``version``; refuses to go on if one serves another."""

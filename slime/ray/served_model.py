@@ -91,7 +91,12 @@ class ServedModel:
         """
         dead = self.dead
         waits = self.evaluates and not self.wanted
-        return bool(dead) and len(dead) == len(self.engines) and not (waits or self.restarts_alone(dead[0]))
+        return (
+            bool(dead)
+            and not self.living
+            and not self.starting
+            and not (waits or self.restarts_alone(dead[0]))
+        )
 
     @property
     def launches(self) -> int:
@@ -101,7 +106,17 @@ class ServedModel:
     @property
     def replaced(self) -> int:
         """Engines that were started in place of others."""
-        return self.launches - len(self.engines)
+        return sum(group.replaced for group in self._groups)
+
+    @property
+    def drained(self) -> int:
+        """Engines that have left for good."""
+        return sum(group.drained for group in self._groups)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether any of its first engines has died or left."""
+        return bool(self.replaced or self.drained or self.dead)
 
     @property
     def keeps_versions(self) -> bool:
@@ -110,8 +125,8 @@ class ServedModel:
 
     def counts(self) -> dict[str, int]:
         """How many of its engines live, are missing and were replaced; of an earlier version which it is."""
-        living = len(self.living)
-        counts = {"engines": living, "missing": len(self.engines) - living, "replaced": self.replaced}
+        missing = len(self.dead) + len(self.starting)
+        counts = {"engines": len(self.living), "missing": missing, "replaced": self.replaced}
         if self.keeps_versions and self.version is not None:
             counts["weight_version"] = int(self.version)
         return counts
@@ -129,6 +144,16 @@ class ServedModel:
     def replace_gone(self) -> list[Engine]:
         """Begins to start engines in place of those that are gone, and returns them."""
         return [engine for group in self._groups for engine in group.replace_gone()]
+
+    def let_go(self, engine: Engine) -> None:
+        """Forgets an engine that has left and ended."""
+        for group in self._groups:
+            if engine in group.engines:
+                group.let_go(engine)
+
+    def free_ranks(self) -> list[int]:
+        """The numbers of the places that no engine has."""
+        return [rank for group in self._groups for rank in group.free_ranks()]
 
     def wait_ready(self, timeout: float) -> None:
         """Returns when all engines that were launched serve; ``timeout`` in seconds."""

@@ -156,6 +156,7 @@ def _in_cluster(config: RunConfig, loop: Loop) -> None:
     from slime.observability.run_log import RunLog
     from slime.observability.spans import TraceFile
     from slime.observability.tracking import init_tracking
+    from slime.ray.engine_control import engine_control
     from slime.ray.run_page import run_page
     from slime.ray.setup import running_groups
 
@@ -170,7 +171,8 @@ def _in_cluster(config: RunConfig, loop: Loop) -> None:
                 for watch in silent_steps(groups.config.policies.trained_policies):
                     tracker.add(watch)
                 log.start_loop()
-                loop(groups.config, groups.actor, groups.critic, groups.rollout, log)
+                with engine_control(groups.config, groups.rollout):
+                    loop(groups.config, groups.actor, groups.critic, groups.rollout, log)
         finally:
             tracker.finish()
 

@@ -7,7 +7,7 @@ import pytest
 from slime.ray.engine import Engine, EngineState, IllegalStateChange
 from tests.ray.stand_ins import Cluster, Handle, ready_engine
 
-STARTING, READY, SERVING, DEAD = EngineState
+STARTING, READY, SERVING, DRAINING, DEAD = EngineState
 
 
 def test_an_engine_starts_is_ready_and_serves() -> None:
@@ -29,6 +29,15 @@ def test_it_may_die_in_every_state_and_stays_dead(path: list[EngineState]) -> No
     for state in EngineState:
         assert not engine.become(state)
     assert engine.state is DEAD and not engine.lives
+
+
+def test_one_that_leaves_is_not_alive_and_no_longer_dies() -> None:
+    engine = ready_engine(Cluster())
+    engine.become(SERVING)
+    assert engine.become(DRAINING) and not engine.lives
+    for state in EngineState:
+        assert not engine.become(state)
+    assert engine.state is DRAINING
 
 
 def test_an_illegal_change_is_refused_by_name() -> None:

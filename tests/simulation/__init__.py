@@ -10,6 +10,7 @@ decides about::
 ``kernel.py`` has threads and time, ``stand_ins.py`` the modules that product code finds in place of
 ``threading``, ``time``, ``concurrent.futures`` and ``asyncio``, ``actors.py`` Ray, ``network.py`` HTTP,
 ``engines.py`` engine servers and the router, ``trainers.py`` trainer ranks, ``seams.py`` where each is put,
-``history.py`` a whole life of a run, ``faults.py`` what befalls it, ``invariants.py`` what must hold after
-each event, and ``bugs.py`` mutations of the product that a simulator which is worth anything finds.
+``history.py`` a whole life of a run, ``faults.py`` what befalls it, ``operators.py`` who has engines leave,
+``invariants.py`` what must hold after each event, and ``bugs.py``
+mutations of the product that a simulator which is worth anything finds.
 """

@@ -12,11 +12,12 @@ from typing import Any
 
 from slime.backends.sglang_utils.client import EngineClient
 from slime.backends.sglang_utils.router import RouterProcess
-from slime.ray import fleet, served_model
+from slime.ray import engine_starts, served_model
 from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_group import EngineGroup
 from slime.ray.engine_watch import EngineWatch
 from slime.ray.fleet import Fleet
+from slime.ray.membership import Membership
 from slime.ray.pending_rollout import PendingRollout
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.rollout_manager import RolloutManager
@@ -270,6 +271,14 @@ def _by_address(real: Any) -> Any:
     return send
 
 
+def _still_routed(real: Any) -> Any:
+    def drain(self: Membership, model: ServedModel, engine: Engine, seconds: float) -> None:
+        self._await_answers(engine, seconds)
+        self._let_go(model, engine)
+
+    return drain
+
+
 BUGS: dict[str, tuple[Bug, ...]] = {
     "an engine is admitted before it has weights": (Bug(Fleet, "_replace_gone", _admitted_too_early),),
     "an engine that joins serves the weights that it was started with": (
@@ -315,13 +324,18 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "a router that hangs is waited for": (Bug(RouterProcess, "_hangs", _nothing),),
     "a new router is not told of the engines that serve": (Bug(served_model, "_list_again", _nothing),),
     "an engine that hangs in an update is not given up": (Bug(EngineWatch, "probe", _nothing),),
-    "a replacement that ends while it starts ends the run": (Bug(fleet, "_bury", _raised),),
+    "a replacement that ends while it starts ends the run": (Bug(engine_starts, "_bury", _raised),),
     "a lost rollout manager is not started again": (Bug(RolloutGroup, "may_restart", _never),),
     "a new rollout manager begins the data anew": (Bug(RolloutManager, "restore", _nothing),),
     "a new rollout manager goes back to the data of the first step": (
         Bug(RolloutGroup, "end_step", _nothing),
     ),
     "a rollout that its manager did not finish is waited for": (Bug(PendingRollout, "lose", _nothing),),
+    "the last engine may leave": (Bug(Membership, "_require_others", _nothing),),
+    "engines leave within an update": (Bug(Membership, "begin_update", _nothing),),
+    "an engine that leaves stays in the router": (Bug(Membership, "_drain", _still_routed),),
+    "an engine that has left is still one of the fleet": (Bug(ServedModel, "let_go", _nothing),),
+    "who is to leave after an update does not": (Bug(Membership, "end_update", _nothing),),
     "a group is booked twice": (Bug(RolloutAccount, "train", _booked_twice),),
 }
 """What is wrong, and the names that are changed for it."""

@@ -75,7 +75,7 @@ class Faults:
     def _kill_manager(self) -> None:
         """Kills it, unless the run has ended or ends."""
         manager, fleet = self._sim.manager, self._sim.fleet
-        ends = self._sim.outcome or (fleet is not None and fleet._stopped)
+        ends = self._sim.outcome or (fleet is not None and fleet._starts.stopped)
         if manager is None or not manager.alive or ends:
             return
         self.managers += 1

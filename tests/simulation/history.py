@@ -37,6 +37,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.invariants import Rules
 from tests.simulation.kernel import Violation, World
 from tests.simulation.network import Network
+from tests.simulation.operators import Operator
 from tests.simulation.plan import Plan, args_of, draw
 from tests.simulation.seams import in_place
 from tests.simulation.stand_ins import Event, Modules
@@ -152,7 +153,7 @@ class Simulation:
         self.left_behind: list[EngineServer] = []  # by the last rollout manager that ended
         self.rollout: RolloutGroup | None = None
         self.ray.on_end = self._actor_ended
-        self.faults = Faults(self)
+        self.faults, self.operator = Faults(self), Operator(self)
         self.world.on_event = self.rules.look
         self.args = args_of(plan)
 
@@ -221,6 +222,7 @@ class Simulation:
         """What runs in the process of the rollout manager ends with it, and the next one begins anew."""
         if actor.name.startswith(MANAGER):
             self.left_behind = [engine for engine in self.engines if engine.alive]
+            self.operator.asked = set()
             self.world.kill("manager loop")
             self.modules.forget_loop()
             reset_process()
@@ -306,6 +308,7 @@ class History:
     faults: int
     router_faults: int
     manager_faults: int
+    drained: int
     resumed: bool
     lines: list[str]
 
@@ -353,6 +356,7 @@ def play_plan(
         with in_place(sim):
             init_http_client(sim.args)
             sim.faults.begin()
+            sim.operator.begin()
             try:
                 sim.world.run(sim.live)
             finally:
@@ -373,6 +377,7 @@ def play_plan(
         sim.faults.engines,
         sim.faults.routers,
         sim.faults.managers,
+        sim.operator.drained,
         sim.resumed,
         world.lines,
     )

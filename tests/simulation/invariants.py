@@ -85,10 +85,11 @@ class Rules:
             raise self._broken(f"{engine!r} is updated, and holds what older weights have computed")
 
     def shuts_down(self, engine: Any) -> None:
-        """The product ends an engine: one that nothing has befallen only with the whole fleet."""
+        """The product ends an engine: one that is well only with the whole fleet, or if asked."""
         plan, fleet = self._sim.plan, self._sim.fleet
         befallen = not engine.alive or engine.has_hung or plan.loss or plan.delay
-        if not befallen and not fleet._stopped:
+        befallen = befallen or engine.rank in self._sim.operator.asked
+        if not befallen and not fleet._starts.stopped:
             raise self._broken(f"{engine!r} is ended, and was well")
 
     def sends(self, version: int) -> None:
@@ -117,6 +118,8 @@ class Rules:
         self.committed = self.sending
         if waiting := [engine for engine in self._sim.fleet_engines() if engine.state is EngineState.READY]:
             raise self._broken(f"after the update to {self.committed} these were not admitted: {waiting}")
+        if late := [row for row in self._sim.fleet.membership.rows() if "after" in row.state]:
+            raise self._broken(f"after the update to {self.committed} these are still to leave: {late}")
         serving = self._sim.serving()
         for engine in serving:
             server = self._sim.network.servers[engine.url]
@@ -136,7 +139,9 @@ class Rules:
         if not self._sim.router.alive or model._restarting._owner is not None:
             return
         listed = set(self._sim.router.workers)
-        gone = {engine.url for engine in self._sim.fleet_engines() if engine.gone.is_set()} - serving
+        gone = {engine.url for engine in self._sim.fleet_engines() if engine.gone.is_set()}
+        ranks = {engine.rank for engine in self._sim.fleet_engines()}
+        gone = (gone | {url for url in listed if self._sim.network.servers[url].rank not in ranks}) - serving
         if listed & gone or serving - listed:
             raise self._broken(
                 f"the router lists {sorted(listed)}; gone: {sorted(gone)}, serve: {sorted(serving)}"

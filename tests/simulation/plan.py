@@ -25,6 +25,7 @@ class Plan:
         crash_after: virtual seconds after which the whole run is killed, to be resumed; None for never.
         token: virtual seconds on average that an engine computes one.
         pieces: parts in which weights come to an engine.
+        drains: virtual seconds after which somebody has an engine leave, each time.
     """
 
     seed: int
@@ -52,6 +53,7 @@ class Plan:
     silent: bool = False
     router_deaths: tuple[float, ...] = ()
     manager_deaths: tuple[float, ...] = ()
+    drains: tuple[float, ...] = ()
 
 
 def draw(seed: int) -> Plan:
@@ -84,6 +86,7 @@ def draw(seed: int) -> Plan:
         token=rng.choice((0.03, 0.2, 0.6)),
         concurrency=rng.choice((1, 2, 4, 8)),
     )
+    plan = replace(plan, drains=_changes(seed))
     if rng.random() < 0.1:
         return _silenced(plan)
     deaths = lambda *numbers: tuple(rng.uniform(5.0, 150.0) for _ in range(rng.choice(numbers)))
@@ -91,6 +94,12 @@ def draw(seed: int) -> Plan:
         return plan
     routers, managers = deaths(0, 0, 0, 1, 1, 3), deaths(0, 0, 0, 1, 2)
     return replace(plan, router_deaths=routers, manager_deaths=managers)
+
+
+def _changes(seed: int) -> tuple[float, ...]:
+    """Times at which engines are asked to leave, in half of all histories."""
+    rng = random.Random(f"changes {seed}")
+    return tuple(rng.uniform(5.0, 120.0) for _ in range(rng.choice((0, 0, 0, 1, 2, 4))))
 
 
 def _silenced(plan: Plan) -> Plan:

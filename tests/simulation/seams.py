@@ -27,6 +27,8 @@ UNDER_SIMULATION = (
     "slime.ray.policy_samples",
     "slime.ray.fleet_setup",
     "slime.ray.fleet",
+    "slime.ray.engine_starts",
+    "slime.ray.membership",
     "slime.ray.served_model",
     "slime.ray.engine_group",
     "slime.ray.engine",
@@ -114,7 +116,7 @@ def names_of(sim: Any) -> dict[str, Any]:
         f"{module}.time": modules.time
         for module in (
             *("slime.ray.fleet", "slime.ray.engine_watch", "slime.ray.waiting", "slime.ray.rollout_manager"),
-            "slime.ray.served_model",
+            *("slime.ray.served_model", "slime.ray.engine_starts", "slime.ray.membership"),
             *("slime.backends.sglang_utils.client", "slime.backends.sglang_utils.server_control"),
             *("slime.backends.sglang_utils.router", "slime.processes.silence"),
             *("tenacity", "tenacity.nap"),
@@ -122,12 +124,15 @@ def names_of(sim: Any) -> dict[str, Any]:
     }
     threads = {
         f"slime.ray.{module}.threading": modules.threading
-        for module in ("fleet", "engine_watch", "engine", "served_model")
+        for module in (
+            *("fleet", "engine_watch", "engine", "served_model", "engine_starts", "engine_group"),
+            "membership",
+        )
     }
     rays = {
         f"slime.ray.{module}.ray": ray
         for module in (
-            *("waiting", "rollout_group", "train_group", "fleet", "spawned_engines"),
+            *("waiting", "rollout_group", "train_group", "engine_starts", "spawned_engines"),
             "train_worker",
         )
     }

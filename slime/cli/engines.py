@@ -1,0 +1,149 @@
+"""``slime engines``: looks at the engines of a run that goes on, and has some of them leave it."""
+
+import argparse
+import http.client
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from slime.arguments.core.errors import UsageError
+from slime.cli.run_dir import read_record
+from slime.config.engines import CONTROL_FILE
+
+_ANSWER_TIMEOUT_S = 90.0
+_LOOK_AGAIN_S = 0.5
+_FREE = "free"
+
+
+class Refused(RuntimeError):
+    """The run does not do what it was asked, or there is none."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Asks the run, and tells what it says."""
+    asked = _parser().parse_args(words)
+    try:
+        status: int = asked.do(asked)
+    except (Refused, UsageError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("slime engines", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="list | drain")
+    listing = commands.add_parser("list", help="the engines, what each does, and places that are free")
+    listing.add_argument("run", metavar="RUN_DIR")
+    listing.add_argument("--json", action="store_true", help="an object for each")
+    listing.set_defaults(do=_list)
+    drain = commands.add_parser("drain", help="has engines leave the run, and frees their GPUs")
+    drain.add_argument("run", metavar="RUN_DIR")
+    drain.add_argument("engines", nargs="+", type=int, metavar="ENGINE", help="numbers, as list has them")
+    drain.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="that each has for its requests, until the next weight update (default: %(default)g)",
+    )
+    drain.add_argument("--wait", type=float, metavar="SECONDS", help="wait so long for them to have left")
+    drain.set_defaults(do=_drain)
+    return parser
+
+
+def _list(asked: argparse.Namespace) -> int:
+    rows = _Run(asked.run).engines()
+    if asked.json:
+        print("\n".join(map(json.dumps, rows)))
+        return 0
+    lines = [("engine", "model", "state", "address")]
+    lines += [(str(row["rank"]), row["model"], row["state"], row["url"]) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip())
+    return 0
+
+
+def _drain(asked: argparse.Namespace) -> int:
+    of_run, names = _Run(asked.run), ", ".join(map(str, asked.engines))
+    of_run.ask("POST", "/engines/drain", {"engines": asked.engines, "seconds": asked.seconds})
+    print(f"leaving: {names}", flush=True)
+    if asked.wait is None:
+        return 0
+    deadline = time.monotonic() + asked.wait
+    while left := [rank for rank in asked.engines if rank in of_run.ranks()]:
+        if time.monotonic() > deadline:
+            raise Refused(f"not gone after {asked.wait:g} s: {', '.join(map(str, left))}")
+        time.sleep(_LOOK_AGAIN_S)
+    print(f"gone: {names}")
+    return 0
+
+
+class _Run:
+    """A run that goes on, as its directory tells how to reach it.
+
+    Raises:
+        Refused: there is none.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        try:
+            told = json.loads(_address_file(place).read_text())
+            self._url, self._key = urlsplit(told["url"]), told["key"]
+        except OSError as error:
+            raise Refused(f"{place}: cannot be asked: {error.strerror}: {error.filename}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise Refused(f"{place}: {CONTROL_FILE} is not one of a run: {error}") from error
+
+    def engines(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.ask("GET", "/engines")["engines"]
+        return rows
+
+    def ranks(self) -> list[int]:
+        """The numbers of its engines."""
+        return [row["rank"] for row in self.engines() if row["state"] != _FREE]
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """
+        Raises:
+            Refused: with what the run says, or because it does not answer.
+        """
+        connection = http.client.HTTPConnection(self._url.netloc, timeout=_ANSWER_TIMEOUT_S)
+        content = None if body is None else json.dumps(body)
+        try:
+            connection.request(method, path, content, {"Authorization": f"Bearer {self._key}"})
+            response = connection.getresponse()
+            answer: dict[str, Any] = json.loads(response.read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Refused(
+                f"{self._place}: the run does not answer at {self._url.geturl()}: {error} (wanted: one that "
+                "goes on, on this machine)"
+            ) from error
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise Refused(answer["error"])
+        return answer
+
+
+def _address_file(place: str) -> Path:
+    """The file in the directory itself, or in that of the checkpoints, where the run's record names another.
+
+    Raises:
+        Refused: it is not there.
+    """
+    places = [Path(place)]
+    with suppress(UsageError):
+        record = read_record(place)
+        if save := record.flags.get("save"):
+            places.append((record.started_in or Path()) / str(save))
+    for directory in places:
+        if (directory / CONTROL_FILE).exists():
+            return directory / CONTROL_FILE
+    raise Refused(f"{place}: has no {CONTROL_FILE} (wanted: the directory of a run that goes on)")

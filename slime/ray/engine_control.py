@@ -1,0 +1,137 @@
+"""By what ``slime engines`` reaches a run: a server of the driver on loopback, whose key its file has.
+
+GET /engines                                        the engines, and places that are free
+POST /engines/drain {"engines": [1], "seconds": 60} has them leave
+"""
+
+import hmac
+import json
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+from slime.config.engines import CONTROL_FILE
+from slime.config.limits import MAX_SECONDS
+from slime.config.run import RunConfig
+from slime.processes.private import write_private
+from slime.ray.ending import cause
+from slime.ray.engine import MembershipError
+from slime.ray.rollout_group import RolloutGroup
+from slime.utils.addresses import http_url
+from slime.utils.same_site import is_foreign
+
+_HOST = "127.0.0.1"
+_READ_TIMEOUT_S = 5.0
+_LONGEST_BODY = 65536  # bytes
+
+Answer = tuple[int, dict[str, Any]]
+
+
+class Malformed(ValueError):
+    """A request that is none of those above."""
+
+
+@contextmanager
+def engine_control(config: RunConfig, rollout: RolloutGroup) -> Iterator[None]:
+    """Serves during the block, if the run has a directory, and engines of its own that could change."""
+    directory = config.checkpoints.save
+    if directory is None or config.debug.debug_train_only or config.engines.rollout_external:
+        yield
+        return
+    key, address = secrets.token_urlsafe(32), Path(directory) / CONTROL_FILE
+    server = HTTPServer((_HOST, 0), _handler(rollout, key))
+    threading.Thread(target=server.serve_forever, name="engine-control", daemon=True).start()
+    try:
+        url = http_url(_HOST, server.server_address[1])
+        write_private(address, json.dumps({"url": url, "key": key}) + "\n")
+        yield
+    finally:
+        address.unlink(missing_ok=True)
+        server.shutdown()
+        server.server_close()
+
+
+def answer(rollout: RolloutGroup, method: str, path: str, body: bytes) -> Answer:
+    """What a request that has the key gets."""
+    try:
+        match method, path:
+            case "GET", "/engines":
+                return 200, {"engines": [asdict(row) for row in rollout.ask_fleet("rows")]}
+            case "POST", "/engines/drain":
+                ranks, seconds = _drain_of(_object(body))
+                rollout.ask_fleet("drain", ranks, seconds)
+                return 200, {}
+            case _:
+                return 404, {"error": f"{method} {path}: wanted GET /engines or POST /engines/drain"}
+    except Malformed as error:
+        return 400, {"error": str(error)}
+    except MembershipError as error:
+        return 409, {"error": cause(error)}
+    except Exception as error:  # the rollout side is lost, or started again just now: the run's own affair
+        return 503, {"error": f"the rollout side does not answer: {cause(error)}"}
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError as error:
+        raise Malformed(f"the body is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise Malformed("the body is no object")
+    return found
+
+
+def _drain_of(asked: dict[str, Any]) -> tuple[list[int], float]:
+    ranks, seconds = asked.get("engines"), asked.get("seconds")
+    if not isinstance(ranks, list) or not ranks or not all(type(rank) is int for rank in ranks):
+        raise Malformed(f"engines: {ranks!r} (wanted: numbers of engines)")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_SECONDS:
+        raise Malformed(f"seconds: {seconds!r} (wanted: 0 to {MAX_SECONDS:g})")
+    return ranks, float(seconds)
+
+
+def _handler(rollout: RolloutGroup, key: str) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _READ_TIMEOUT_S  # others wait meanwhile
+
+        def do_GET(self) -> None:
+            self._serve(b"")
+
+        def do_POST(self) -> None:
+            length = self.headers.get("Content-Length", "")
+            if not length.isdecimal() or int(length) > _LONGEST_BODY:
+                self._send(413, {"error": f"Content-Length {length!r} (wanted: up to {_LONGEST_BODY})"})
+            elif self._may_ask():
+                self._send(*answer(rollout, "POST", self.path, self.rfile.read(int(length))))
+
+        def _serve(self, body: bytes) -> None:
+            if self._may_ask():
+                self._send(*answer(rollout, self.command, self.path, body))
+
+        def _may_ask(self) -> bool:
+            given, wanted = self.headers.get("Authorization", ""), f"Bearer {key}"
+            if is_foreign(self.headers.get("Host", ""), self.headers.get("Origin", ""), _HOST):
+                self._send(403, {"error": "asked by a page of another site"})
+            elif not hmac.compare_digest(given.encode(), wanted.encode()):
+                self._send(401, {"error": f"wanted: the key in {CONTROL_FILE} of the run's directory"})
+            else:
+                return True
+            return False
+
+        def _send(self, status: int, content: dict[str, Any]) -> None:
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Says nothing: it would stand between the lines of the run."""
+
+    return Handler

@@ -1,0 +1,213 @@
+"""Engines that leave a fleet while its run goes on."""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slime.backends.sglang_utils.client import EngineError
+from slime.backends.sglang_utils.router import RouterError
+from slime.backends.sglang_utils.server_control import num_requests_from_load
+from slime.ray.engine import Engine, EngineRow, EngineState, MembershipError
+from slime.ray.served_model import ServedModel
+
+logger = logging.getLogger(__name__)
+
+END_TIMEOUT = 180.0  # seconds for an engine that an update cannot wait for to end
+_STOP_TIMEOUT = 30.0  # seconds for those that are ending when the fleet stops
+_LOOK_AGAIN = 0.5  # seconds between two looks at what an engine still has to answer
+_LOAD_TIMEOUT = 5.0  # seconds that it may take to say so
+_IDLE_LOOKS = 2  # in a row: a request may be on its way from the router
+
+
+class Membership:
+    """Who belongs to the fleet, where that changes by request.
+
+    A weight update has the same engines from its beginning to its end: whoever is to leave meanwhile does so
+    after it, and an engine that still answers requests when one begins is ended at once, as its weights would
+    become too old. Its requests are then computed anew elsewhere, as those of one that has died.
+
+    Args:
+        models: by name.
+        refusal: why nobody may leave or join; empty if they may.
+    """
+
+    def __init__(self, models: Mapping[str, ServedModel], refusal: str = "") -> None:
+        self._models, self._refusal = models, refusal
+        self._changed = threading.Condition(threading.RLock())
+        self._updating = self._stopped = False
+        self._to_drain: dict[int, float] = {}  # by rank, seconds for its requests; after the update
+        self._draining: set[Engine] = set()
+
+    def rows(self) -> list[EngineRow]:
+        """All engines and free places, by rank."""
+        rows = []
+        for model in self._models.values():
+            rows += [self._row(model, engine) for engine in model.engines]
+            rows += [EngineRow(model.name, rank, "", "free", "") for rank in model.free_ranks()]
+        return sorted(rows, key=lambda row: row.rank)
+
+    def _row(self, model: ServedModel, engine: Engine) -> EngineRow:
+        url = engine.url if engine.has_started else ""
+        waits = engine.rank in self._to_drain and engine.state is not EngineState.DRAINING
+        state = f"{engine.state.value}, drains after the update" if waits else engine.state.value
+        return EngineRow(model.name, engine.rank, engine.kind, state, url)
+
+    def drain(self, ranks: Sequence[int], seconds: float) -> None:
+        """Has engines leave: begins that and returns.
+
+        Args:
+            seconds: for what each still has to answer; then it is ended, and others answer that.
+
+        Raises:
+            MembershipError: one of them cannot leave; none does then.
+        """
+        with self._changed:
+            self._require_leave()
+            for rank in ranks:
+                self._require_drainable(*self._find(rank))
+            self._require_others(ranks)
+            self._to_drain |= dict.fromkeys(ranks, seconds)
+            self._begin_drains()
+
+    @property
+    def leaving(self) -> list[Engine]:
+        """Engines that are draining: their processes are not gone yet."""
+        with self._changed:
+            return list(self._draining)
+
+    def begin_update(self) -> None:
+        """From now on nobody leaves; returns when those that were leaving have.
+
+        Raises:
+            TimeoutError: one of them has not ended.
+        """
+        with self._changed:
+            self._updating = True
+            self._changed.notify_all()
+        self._await_drains(END_TIMEOUT)
+        if late := self.leaving:
+            raise TimeoutError(f"{late[0]} was drained and has not ended after {END_TIMEOUT:.0f} s")
+
+    def end_update(self) -> None:
+        """Whoever was asked to leave since the update began does."""
+        with self._changed:
+            self._updating = False
+            self._begin_drains()
+
+    def stop(self) -> None:
+        """From now on nobody leaves, and whoever is leaving is ended at once."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def await_end(self) -> None:
+        """Returns when those that were leaving have, or do not."""
+        self._await_drains(_STOP_TIMEOUT)
+
+    def _require_leave(self) -> None:
+        if self._stopped:
+            raise MembershipError("the run is ending")
+        if self._refusal:
+            raise MembershipError(self._refusal)
+
+    def _find(self, rank: int) -> tuple[ServedModel, Engine]:
+        found = {engine.rank: (model, engine) for model in self._models.values() for engine in model.engines}
+        if rank not in found:
+            known = ", ".join(map(str, sorted(found)))
+            raise MembershipError(f"engine {rank}: there is none of that number (wanted: one of {known})")
+        return found[rank]
+
+    def _require_drainable(self, model: ServedModel, engine: Engine) -> None:
+        if engine.rank in self._to_drain or engine.state is EngineState.DRAINING:
+            raise MembershipError(f"{engine} is drained already")
+        if engine.state is not EngineState.SERVING:
+            raise MembershipError(f"{engine} is {engine.state.value} (wanted: one that is serving)")
+        if engine.kind != "regular":
+            raise MembershipError(f"{engine} is a {engine.kind} engine (wanted: a regular one)")
+        if engine.is_colocated:
+            raise MembershipError(
+                f"{engine} is on GPUs of the trainer, which would not become free (wanted: a run without "
+                "--colocate)"
+            )
+
+    def _require_others(self, ranks: Sequence[int]) -> None:
+        """
+        Raises:
+            MembershipError: no engine of a model would be left that serves now.
+        """
+        leaving = {*ranks, *self._to_drain}
+        for model in self._models.values():
+            serving = {engine.rank for engine in model.engines if engine.state is EngineState.SERVING}
+            asked = sorted(serving & set(ranks))
+            if asked and not serving - leaving:
+                raise MembershipError(
+                    f"engine {asked[-1]} is the last of model {model.name} that serves (wanted: at least one "
+                    "beside those that leave)"
+                )
+
+    def _begin_drains(self) -> None:
+        """Begins what has been asked for, unless an update is under way."""
+        if self._updating or self._stopped:
+            return
+        asked, self._to_drain = self._to_drain, {}
+        for rank, seconds in asked.items():
+            try:
+                model, engine = self._find(rank)
+                self._require_drainable(model, engine)
+                self._require_others([rank])
+            except MembershipError as error:  # something has befallen it, or others, in the update
+                logger.warning("engine %d is not drained: %s", rank, error)
+                continue
+            if engine.become(EngineState.DRAINING):
+                self._draining.add(engine)
+                what: dict[str, Any] = {"args": (model, engine, seconds), "name": f"drain-{rank}"}
+                threading.Thread(target=self._drain, daemon=True, **what).start()
+
+    def _drain(self, model: ServedModel, engine: Engine, seconds: float) -> None:
+        logger.warning("%s leaves the run", engine)
+        try:
+            model.dismiss(engine)
+            self._await_answers(engine, seconds)
+        except RouterError as error:  # it has ended for good, which whoever watches it tells
+            logger.warning("%s leaves, and its router does not answer: %s", engine, error)
+        finally:
+            self._let_go(model, engine)
+
+    def _let_go(self, model: ServedModel, engine: Engine) -> None:
+        try:
+            engine.end()
+        finally:
+            model.let_go(engine)
+            with self._changed:
+                self._draining.discard(engine)
+                self._changed.notify_all()
+            logger.warning("%s has left the run", engine)
+
+    def _await_answers(self, engine: Engine, seconds: float) -> None:
+        """Returns when it has nothing left to answer, or may not go on."""
+        deadline, idle = time.monotonic() + seconds, 0
+        while idle < _IDLE_LOOKS and time.monotonic() < deadline:
+            with self._changed:
+                if self._updating or self._stopped:
+                    return
+                self._changed.wait(_LOOK_AGAIN)
+                if self._updating or self._stopped:
+                    return
+            idle = 0 if _is_busy(engine) else idle + 1
+
+    def _await_drains(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while self._draining and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+
+def _is_busy(engine: Engine) -> bool:
+    """Whether it has requests; one that is dead has none, and one that gives no answer may have some."""
+    try:
+        load = engine.client.request("GET", "/v1/loads", params={"include": "core"}, timeout=_LOAD_TIMEOUT)
+    except EngineError as error:
+        return error.status is None and engine.handle.failure_reason() is None
+    return num_requests_from_load(load) > 0

@@ -1,0 +1,159 @@
+"""The server by which ``slime engines`` reaches a run, and the command."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from slime.cli.main import main
+from slime.config.engines import CONTROL_FILE
+from slime.config.run import run_config
+from slime.ray.engine import EngineRow, MembershipError
+from slime.ray.engine_control import engine_control
+from slime.ray.losses import RolloutSideLost
+from tests.each import hold_each
+from tests.page_runs import printed
+from tests.run_args import run_args
+
+
+class Rollout:
+    """A fleet of two that says no to the last."""
+
+    def __init__(self) -> None:
+        self.rows = [
+            EngineRow("default", rank, "regular", "serving", f"http://engine{rank}") for rank in (0, 1)
+        ]
+        self.asked: list[tuple[object, ...]] = []
+        self.looks_until_gone = 2
+        self.lost = False
+
+    def ask_fleet(self, method: str, *arguments: Any) -> Any:
+        if self.lost:
+            raise RolloutSideLost("the process of rank 0 ended")
+        self.asked.append((method, *arguments))
+        if method == "rows":
+            self.looks_until_gone -= 1
+            if self.looks_until_gone <= 0 and ("drain", [1], 5.0) in self.asked:
+                self.rows[1] = EngineRow("default", 1, "", "free", "")
+            return self.rows
+        if arguments[0] == [0]:
+            raise MembershipError("engine 0 is the last of model default that serves")
+        return None
+
+
+@pytest.fixture
+def rollout() -> Rollout:
+    return Rollout()
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, rollout: Rollout) -> Iterator[Path]:
+    with engine_control(run_config(run_args(save=str(tmp_path))), rollout):  # type: ignore[arg-type]
+        yield tmp_path
+
+
+def test_the_file_is_there_as_long_as_the_run_and_for_its_owner_alone(
+    tmp_path: Path, rollout: Rollout
+) -> None:
+    config = run_config(run_args(save=str(tmp_path)))
+    with engine_control(config, rollout):  # type: ignore[arg-type]
+        file = tmp_path / CONTROL_FILE
+        assert file.stat().st_mode & 0o777 == 0o600
+        url = json.loads(file.read_text())["url"]
+        assert httpx.get(f"{url}/engines").status_code == 401
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url)
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, {"debug_train_only": True, "save": "d"}, {"rollout_external": True, "save": "d"}]
+)
+def test_a_run_without_a_directory_or_engines_of_its_own_has_none(
+    flags: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rollout: Rollout
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with engine_control(run_config(run_args(**flags)), rollout):  # type: ignore[arg-type]
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_only_who_has_the_key_is_answered_and_only_what_was_meant(run_dir: Path, rollout: Rollout) -> None:
+    told = json.loads((run_dir / CONTROL_FILE).read_text())
+    key = {"Authorization": f"Bearer {told['key']}"}
+
+    def answered(status: int, method: str, path: str, headers: dict[str, str], body: str = "") -> None:
+        answer = httpx.request(method, told["url"] + path, headers=headers, content=body or None)
+        assert answer.status_code == status, answer.text
+        assert status == 200 or answer.json()["error"]
+
+    listing, drain = ("GET", "/engines"), ("POST", "/engines/drain")
+    rows: list[tuple[Any, ...]] = [
+        (401, *listing, {}),
+        (401, *listing, {"Authorization": "Bearer x"}),
+        (401, *drain, {}, "{}"),
+        (403, *listing, key | {"Origin": "http://else.where"}),
+        (403, *listing, key | {"Host": "else.where"}),
+        (413, *drain, key, "x" * 70000),
+        (404, "GET", "/", key),
+        (400, *drain, key, "{"),
+        (400, *drain, key, "[]"),
+        (400, *drain, key, '{"engines": [], "seconds": 1}'),
+        (400, *drain, key, '{"engines": [true], "seconds": 1}'),
+        (400, *drain, key, '{"engines": [1]}'),
+        (400, *drain, key, '{"engines": [1], "seconds": true}'),
+        (400, *drain, key, '{"engines": [1], "seconds": -1}'),
+        (400, *drain, key, '{"engines": [1], "seconds": NaN}'),
+    ]
+    hold_each(rows, lambda row: answered(*row))
+    assert rollout.asked == []
+    answered(200, *listing, key)
+
+
+def test_a_rollout_side_that_is_lost_is_told(run_dir: Path, rollout: Rollout, capsys) -> None:
+    rollout.lost = True
+    assert main(["engines", "list", str(run_dir)]) == 1
+    error = "error: the rollout side does not answer: the process of rank 0 ended\n"
+    assert capsys.readouterr().err == error
+
+
+def test_the_command_lists_and_drains_as_printed(run_dir: Path, rollout: Rollout, capsys) -> None:
+    for command in printed("slime engines"):
+        words = [str(run_dir) if word in ("outputs/run", "RUN_DIR") else word for word in command.words]
+        assert main(words[1:]) == 0, command
+    assert ("drain", [1], 60.0) in rollout.asked
+    assert main(["engines", "drain", str(run_dir), "1", "--seconds", "5", "--wait", "60"]) == 0
+    capsys.readouterr()
+    assert main(["engines", "list", str(run_dir)]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["engine", "model", "state", "address"],
+        ["0", "default", "serving", "http://engine0"],
+        ["1", "default", "free"],
+    ]
+    assert main(["engines", "list", str(run_dir), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["url"] == "http://engine0"
+
+
+def test_a_refusal_and_a_wait_that_ends_are_told(run_dir: Path, rollout: Rollout, capsys) -> None:
+    assert main(["engines", "drain", str(run_dir), "0"]) == 1
+    assert capsys.readouterr().err == "error: engine 0 is the last of model default that serves\n"
+    assert main(["engines", "drain", str(run_dir), "1", "--wait", "0"]) == 1
+    assert capsys.readouterr().err == "error: not gone after 0 s: 1\n"
+
+
+def test_without_a_run_that_goes_on_the_command_says_so(tmp_path: Path, rollout: Rollout, capsys) -> None:
+    assert main(["engines", "list", str(tmp_path)]) == 1
+    assert f"{tmp_path}: has no engines.json" in capsys.readouterr().err
+    (tmp_path / "resolved.yaml").write_text(f"save: {tmp_path}/checkpoints\n")
+    (tmp_path / "checkpoints").mkdir()
+    with engine_control(run_config(run_args(save=f"{tmp_path}/checkpoints")), rollout):  # type: ignore[arg-type]
+        left = (tmp_path / "checkpoints" / CONTROL_FILE).read_text()
+        assert main(["engines", "list", str(tmp_path)]) == 0
+    (tmp_path / CONTROL_FILE).write_text(left)  # of a run that was killed
+    assert main(["engines", "list", str(tmp_path)]) == 1
+    assert "the run does not answer at http://127.0.0.1:" in capsys.readouterr().err
+    (tmp_path / CONTROL_FILE).write_text("{}")
+    assert main(["engines", "list", str(tmp_path)]) == 1
+    assert "engines.json is not one of a run" in capsys.readouterr().err

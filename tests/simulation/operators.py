@@ -1,0 +1,58 @@
+"""Whoever has engines leave a run under simulation, at times that the seed decides."""
+
+from typing import Any
+
+from slime.ray.engine import MembershipError
+from slime.ray.losses import RolloutSideLost
+from slime.ray.waiting import DeadlineExceeded, ProcessDied
+
+_NOT_NOW = (MembershipError, RolloutSideLost, ProcessDied, DeadlineExceeded)
+_FEW, _MANY = 1.0, 1000.0  # seconds for the requests of an engine that leaves
+
+
+class Operator:
+    """Asks as ``slime engines`` does, through the driver.
+
+    Attributes:
+        asked: numbers of engines of the rollout manager that were asked to leave: whoever has them may be
+            ended though nothing has befallen it.
+        drained: how many of them there were.
+    """
+
+    def __init__(self, sim: Any) -> None:
+        self._sim = sim
+        self.asked: set[int] = set()
+        self.drained = 0
+
+    def begin(self) -> None:
+        """Sets the times."""
+        for seconds in self._sim.plan.drains:
+            self._sim.world.after(seconds, self._ask)
+
+    def _ask(self) -> None:
+        if self._sim.rollout is not None and self._sim.rollout._ready and not self._sim.outcome:
+            self._sim.world.spawn("operator", self._drain, process="run")
+
+    def _drain(self) -> None:
+        world, rollout = self._sim.world, self._sim.rollout
+        try:
+            rows = rollout.ask_fleet("rows")
+            ranks = [row.rank for row in rows if row.state == "serving"]
+            if not ranks:
+                return
+            rank = world.rng.choice(ranks)
+            self._note_excuse(rank)
+            self.asked.add(rank)
+            rollout.ask_fleet("drain", [rank], world.rng.choice((_FEW, _MANY)))
+        except _NOT_NOW as error:
+            world.note(f"nobody is drained: {str(error).splitlines()[-1][:100]}")
+            return
+        self.drained += 1
+        world.note(f"engine {rank} is asked to leave")
+
+    def _note_excuse(self, rank: int) -> None:
+        """A fleet that takes one that is dead or hangs for well may lose its last one that is."""
+        others = [engine for engine in self._sim.serving() if engine.rank != rank]
+        servers = [self._sim.network.servers[engine.url] for engine in others]
+        if others and not any(server.alive and not server.hung for server in servers):
+            self._sim.faults.excuse = "the last engine that was well is drained, beside one that is not"
