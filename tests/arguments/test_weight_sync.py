@@ -1,5 +1,7 @@
 """Flags of changes over a directory: what they need, and what they cannot be with."""
 
+import importlib.util
+
 import pytest
 
 from slime.arguments import validated_args
@@ -73,6 +75,33 @@ def test_changes_over_the_process_group_are_for_embedded_engines(words, notes, r
     }.items():
         said = refusals(words(**GROUP | named))
         assert any(line.startswith(NO_GROUP + others) for line in said), (others, said)
+
+
+NIXL = dict(**ENGINES, update_weight_transport="nixl")
+
+
+def test_engines_that_cannot_read_the_trainers_memory_are_refused(words, notes, refusals, monkeypatch):
+    installed = {"nixl": object(), "nixl_cu12": object()}
+    found = importlib.util.find_spec
+    has = lambda name, *rest: installed.get(name) if "nixl" in name else found(name, *rest)
+    monkeypatch.setattr(importlib.util, "find_spec", has)
+    assert notes(words(**NIXL)) == []
+    assert validated_args(words(**NIXL)).update_weight_transport == "nixl"
+    as_installed(monkeypatch)
+    elsewhere = dict(rollout_num_gpus=None, rollout_external_engine_addrs=["http://127.0.0.1:1"])
+
+    def require(others, named):
+        said = refusals(words(**NIXL | others))
+        wanted = f"--update-weight-transport nixl: {named}"
+        assert any(line.startswith(wanted) for line in said), (wanted, said)
+
+    require(dict(rollout_engine="sglang"), "with --rollout-engine sglang, which reads no trainer's memory")
+    require(elsewhere, "with --rollout-external-engine-addrs, which may have no NIXL")
+    require(dict(update_weight_mode="delta"), "with --update-weight-mode delta (wanted: full)")
+    require(dict(colocate=True, rollout_num_gpus=None), "with --colocate (wanted: nccl")
+    for missing in ("nixl_cu12", "nixl"):
+        del installed[missing]
+        require({}, "NIXL is not installed (wanted: pip install -c constraints/cpu.txt -e '.[nixl]')")
 
 
 FULLY_ASYNC = dict(rollout_function_path="slime.rollout.fully_async_rollout.generate_rollout_fully_async")

@@ -22,6 +22,7 @@ from tests.engines.embedded import Server
 from tests.megatron_harness import run_ranks
 from tests.run_args import run_args
 from tests.weight_sync.test_messages import Probes, Source, checkpoints, gap, probe, said
+from tests.weight_sync.test_nixl import needs_nixl
 
 __all__ = ["checkpoints", "said"]  # fixtures
 
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.slow
 WHEN = ("before", "under way", "answered")
 """Whether a message has not been sent, is worked on, or was answered when the trainer dies."""
 BUCKETS = 3
+FLAG = {"disk": "disk", "delta": "disk", "nixl": "nixl"}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +85,7 @@ def flags_of(transport: str, directory: Path, checkpoints: list[Path]) -> dict:
         rollout_external=True,
         update_weight_buffer_size=1,
         colocate=transport == "handle",
-        update_weight_transport="disk" if transport in ("disk", "delta") else "nccl",
+        update_weight_transport=FLAG.get(transport, "nccl"),
         update_weight_mode="delta" if "delta" in transport else "full",
         update_weight_disk_dir=str(directory / "versions"),
         update_weight_local_checkpoint_dir=str(directory / "local") if transport == "delta" else None,
@@ -91,7 +93,10 @@ def flags_of(transport: str, directory: Path, checkpoints: list[Path]) -> dict:
     )
 
 
-@pytest.mark.parametrize("transport", ["handle", "broadcast", "disk", "delta", "group delta"])
+@pytest.mark.parametrize(
+    "transport",
+    ["handle", "broadcast", "disk", "delta", "group delta", pytest.param("nixl", marks=needs_nixl)],
+)
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.nightly), 7])
 def test_its_successor_gives_them_whole_weights(transport, every, server, checkpoints, said, tmp_path):
     """At each message of two updates, and in the short form at every seventh one."""

@@ -1,5 +1,6 @@
 """How weights travel from the trainer to the engines."""
 
+import importlib.util
 import os
 from argparse import Namespace
 from collections.abc import Iterator
@@ -54,7 +55,9 @@ def contradictions(args: Namespace) -> Iterator[str]:
             "--update-weight-disk-dir: missing (wanted: a directory that trainer and engines share, for "
             "--update-weight-transport disk)"
         )
-    if is_delta and not is_disk:
+    if args.update_weight_transport == "nixl":
+        yield from _no_reads(args)
+    elif is_delta and not is_disk:
         yield from _no_changes_over_a_group(args)
     if is_delta and args.colocate:
         yield "--update-weight-mode delta: with --colocate (wanted: engines on GPUs of their own, or full)"
@@ -82,6 +85,27 @@ def _no_changes_over_a_group(args: Namespace) -> Iterator[str]:
         )
     if filled(LoraConfig, args).serves_adapter:
         yield f"{where} and --no-lora-merge, whose base is sent once (wanted: full)"
+
+
+def _no_reads(args: Namespace) -> Iterator[str]:
+    """What cannot read weights out of the trainer's memory, or has no need to."""
+    where = "--update-weight-transport nixl"
+    if args.update_weight_mode != "full":
+        yield f"{where}: with --update-weight-mode {args.update_weight_mode} (wanted: full)"
+    if args.colocate:
+        yield f"{where}: with --colocate (wanted: nccl, by which engines share the trainer's memory)"
+    if args.rollout_external:
+        yield f"{where}: with --rollout-external-engine-addrs, which may have no NIXL (wanted: nccl or disk)"
+    elif args.rollout_engine == "sglang":
+        yield f"{where}: with --rollout-engine sglang, which reads no trainer's memory (wanted: nccl or disk)"
+    if not _has_nixl():
+        yield f"{where}: NIXL is not installed (wanted: pip install -c constraints/cpu.txt -e '.[nixl]')"
+
+
+def _has_nixl() -> bool:
+    """Whether it is installed; as names alone say, for importing it takes long."""
+    found = importlib.util.find_spec
+    return found("nixl") is not None and any(map(found, ("nixl_cu13", "nixl_cu12", "nixl_rocm")))
 
 
 def _unmasked(args: Namespace) -> Iterator[str]:

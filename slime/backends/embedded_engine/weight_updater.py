@@ -12,11 +12,19 @@ from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.kept_memory import KeptMemory
 from slime.backends.embedded_engine.named_weights import NamedWeights
+from slime.backends.embedded_engine.remote_weights import RemoteWeights
 from slime.backends.embedded_engine.tensor_ranks import Named, joined
 from slime.backends.embedded_engine.weight_groups import WeightGroups
 from slime.models.checkpoint.stored_format import StoredFormat
 from slime.utils.accelerator import synchronize
-from slime.utils.tensor_bucket import FlattenedTensorBucket, Opened, deserialize_tensors, layout
+from slime.utils.tensor_bucket import (
+    FlattenedTensorBucket,
+    FlattenedTensorMetadata,
+    Opened,
+    deserialize_tensors,
+    layout,
+)
+from slime.weight_sync.remote_memory import RemoteSpan
 from slime.weight_sync.versions.live import ChangedBucket, HeldState, equal_bytes
 
 _LOAD_FORMATS = (None, "auto", "direct", "flattened_bucket")
@@ -46,6 +54,7 @@ class WeightUpdater:
         self._stored = stored
         self.groups = WeightGroups(parameters.config.device, tp_size)
         self.base = HeldState()
+        self.sessions = RemoteWeights(parameters.config.device, tp_size)
         self.session: str | None = None
         self._memory = KeptMemory()
         self._torn: set[str] = set()
@@ -124,10 +133,7 @@ class WeightUpdater:
             size = entries[-1].end_idx if entries else 0
             flats = self.groups.buffers(name, size)
             self.groups.receive(name, [[flat] for flat in flats])
-            ranks = [
-                FlattenedTensorBucket(flattened_tensor=flat, metadata=entries).reconstruct_tensors()
-                for flat in flats
-            ]
+            ranks = [tensors_of(flat, entries) for flat in flats]
         else:
             places = self._places(specs, device)
             rest = [spec for spec in specs if spec[0] not in places]
@@ -138,6 +144,30 @@ class WeightUpdater:
             whole = [{**places, **dict(named)} for named in ranks]
             self.groups.receive(name, [[held[weight] for weight, *_ in specs] for held in whole])
             self._torn -= places.keys()
+        self._load(joined(ranks))
+        self._complete(version, flush)
+
+    def from_session(
+        self,
+        name: str,
+        specs: list[tuple[str, torch.dtype, tuple[int, ...]]],
+        source: RemoteSpan,
+        version: str | None,
+        flush: bool,
+    ) -> None:
+        """Reads a bucket of (name, dtype, shape) tensors, back to back, out of a trainer's memory.
+
+        Raises:
+            BadRequest: a tensor does not fit, there is no such session, or the trainer cannot be read;
+                nothing is changed.
+        """
+        self._require_session(None)
+        for weight, dtype, shape in specs:
+            self._check(weight, dtype, shape)
+        entries = layout(specs)
+        if (size := entries[-1].end_idx if entries else 0) != source.size:
+            raise BadRequest(f"a bucket of {source.size} bytes (wanted: {size}, by its tensors)")
+        ranks = [tensors_of(flat, entries) for flat in self.sessions.receive(name, source)]
         self._load(joined(ranks))
         self._complete(version, flush)
 
@@ -257,6 +287,11 @@ class WeightUpdater:
         self._engine.scheduler.forget_shared()
         if flush and not self._engine.flush():
             raise BadRequest("the weights are updated, but flushing the cache failed: requests are running")
+
+
+def tensors_of(flat: torch.Tensor, entries: list[FlattenedTensorMetadata]) -> Named:
+    """The tensors that lie in a buffer, whose memory they share."""
+    return FlattenedTensorBucket(flattened_tensor=flat, metadata=entries).reconstruct_tensors()
 
 
 @contextmanager

@@ -280,7 +280,7 @@ class EngineClient:
     ) -> None:
         """Loads tensors handed over on this host; one base64 payload per TP rank."""
         body = {"serialized_named_tensors": list(serialized_named_tensors), "load_format": load_format}
-        self._update("/update_weights_from_tensor", body, weight_version, flush_cache)
+        self.update("/update_weights_from_tensor", body, weight_version, flush_cache)
 
     def update_weights_from_distributed(
         self,
@@ -303,7 +303,7 @@ class EngineClient:
             "group_name": group_name,
             "load_format": load_format,
         }
-        self._update("/update_weights_from_distributed", body, weight_version, flush_cache)
+        self.update("/update_weights_from_distributed", body, weight_version, flush_cache)
 
     def update_weights_from_disk(
         self,
@@ -314,10 +314,10 @@ class EngineClient:
     ) -> None:
         """Loads an HF checkpoint; needs no session."""
         body = {"model_path": model_path, "load_format": load_format}
-        self._update("/update_weights_from_disk", body, weight_version, flush_cache)
+        self.update("/update_weights_from_disk", body, weight_version, flush_cache)
 
-    def _update(self, path: str, body: dict[str, Any], weight_version: str | None, flush_cache: bool) -> None:
-        body |= {"weight_version": weight_version, "flush_cache": flush_cache}
+    def update(self, path: str, body: dict[str, Any], version: str | None, flush: bool = False) -> None:
+        body = {**body, "weight_version": version, "flush_cache": flush}
         answer = self.request("POST", path, body)
         if isinstance(answer, dict):
             self.commit_time += answer.get("commit_time", 0.0)

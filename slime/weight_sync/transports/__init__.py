@@ -12,6 +12,7 @@ TRANSPORTS = {
     "disk": "slime.weight_sync.transports.disk.DiskTransport",
     "delta": "slime.weight_sync.transports.delta.DeltaTransport",
     "group_delta": "slime.weight_sync.transports.group_delta.GroupDeltaTransport",
+    "nixl": "slime.weight_sync.transports.nixl.NixlTransport",
     "handle": "slime.weight_sync.transports.handle.HandleTransport",
     "broadcast": "slime.weight_sync.transports.broadcast.BroadcastTransport",
 }

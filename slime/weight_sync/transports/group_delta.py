@@ -50,15 +50,13 @@ class GroupDeltaTransport(BroadcastTransport):
             "base": self._base,
             "number": self._number,
             "group_name": self._group_name,
-            "state": None,
-            "weight_version": None,
+            "state": self._sent.leads_to() if is_last else None,
         }
+        version = self._version if is_last else None
         self._number += 1
-        if is_last:
-            body |= {"state": self._sent.leads_to(), "weight_version": self._version}
 
         def announce(client: EngineClient) -> None:
-            client.request("POST", "/update_weights_from_changes", body)
+            client.update("/update_weights_from_changes", body, version)
 
         flat = torch.from_numpy(payload).to(bucket[0][1].device)
         self._carry([flat] if payload.size else [], announce)

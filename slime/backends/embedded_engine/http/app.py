@@ -17,6 +17,7 @@ from slime.backends.embedded_engine.http import (
     info_routes,
     openai_routes,
     parsing_routes,
+    session_routes,
     weight_routes,
 )
 from slime.backends.embedded_engine.http.bodies import MAX_WEIGHTS_BYTES
@@ -45,7 +46,7 @@ def create_app(state: ServerState) -> FastAPI:
     app = FastAPI(title="SGLang-compatible embedded engine", docs_url=None, redoc_url=None)
     app.state.server = state
     served = (generate_routes, openai_routes, parsing_routes, info_routes)
-    for module in (*served, control_routes, weight_routes, adapter_routes):
+    for module in (*served, control_routes, weight_routes, session_routes, adapter_routes):
         app.include_router(module.router)
     app.add_exception_handler(BadRequest, _bad_request)
     for gone in (ClientGone, ClientDisconnect):

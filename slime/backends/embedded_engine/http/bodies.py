@@ -70,6 +70,30 @@ class UpdateFromDistributedBody(Body):
     weight_version: str | None = None
 
 
+class OpenSessionBody(Body):
+    session: str
+    metadata: str
+    size: int
+    within_host: bool
+
+
+class CloseSessionBody(Body):
+    session: str
+
+
+class UpdateFromSessionBody(Body):
+    session: str
+    names: Items[str]
+    dtypes: Items[str]
+    shapes: Items[Items[int]]
+    address: int
+    size: int
+    device: int
+    kind: str
+    flush_cache: bool = False
+    weight_version: str | None = None
+
+
 class SentTensorBody(Body):
     name: str
     dtype: str

@@ -21,6 +21,7 @@ from slime.backends.embedded_engine.http.bodies import (
     UpdateFromChangesBody,
     UpdateFromDiskBody,
     UpdateFromDistributedBody,
+    UpdateFromSessionBody,
     UpdateFromTensorBody,
     UpdateVersionBody,
     WeightByNameBody,
@@ -38,15 +39,15 @@ T = TypeVar("T")
 router = APIRouter()
 
 
-def _success(message: str, **more: Any) -> Response:
+def success(message: str, **more: Any) -> Response:
     return json_response({"success": True, "message": message, **more})
 
 
-def _failure(error: BadRequest, **more: Any) -> Response:
+def failure(error: BadRequest, **more: Any) -> Response:
     return json_response({"success": False, "message": str(error), **more}, error.status)
 
 
-async def _update(state: ServerState, abort_all: bool, function: Callable[[], None], **more: Any) -> Response:
+async def update(state: ServerState, abort_all: bool, function: Callable[[], None], **more: Any) -> Response:
     """Runs an update once nothing is running, or at once if the engine is paused.
 
     Beside what SGLang answers it tells the seconds that the update itself took.
@@ -56,8 +57,8 @@ async def _update(state: ServerState, abort_all: bool, function: Callable[[], No
             await state.engine.run(lambda: state.engine.abort("", True))
         took = await state.engine.run(lambda: _timed(function), exclusive=True)
     except BadRequest as error:
-        return _failure(error, **more)
-    return _success("Succeeded to update model weights.", **more, commit_time=took)
+        return failure(error, **more)
+    return success("Succeeded to update model weights.", **more, commit_time=took)
 
 
 def _timed(function: Callable[[], None]) -> float:
@@ -74,8 +75,8 @@ async def begin_weight_update(request: Request) -> Response:
     try:
         await state.engine.run(lambda: state.updater.begin(body.selector), exclusive=True)
     except BadRequest as error:
-        return _failure(error)
-    return _success("Weight update begun.")
+        return failure(error)
+    return success("Weight update begun.")
 
 
 @router.post("/end_weight_update")
@@ -84,15 +85,15 @@ async def end_weight_update(request: Request) -> Response:
     try:
         await state.engine.run(state.updater.end)
     except BadRequest as error:
-        return _failure(error)
-    return _success("Weight update ended.")
+        return failure(error)
+    return success("Weight update ended.")
 
 
 @router.post("/update_weights_from_tensor")
 async def update_weights_from_tensor(request: Request) -> Response:
     body = await read_body(request, UpdateFromTensorBody, MAX_WEIGHTS_BYTES)
     state = state_of(request)
-    return await _update(
+    return await update(
         state,
         body.abort_all_requests,
         lambda: state.updater.from_tensors(
@@ -105,8 +106,8 @@ async def update_weights_from_tensor(request: Request) -> Response:
 async def update_weights_from_distributed(request: Request) -> Response:
     body = await read_body(request, UpdateFromDistributedBody)
     state = state_of(request)
-    specs = _specs(body)
-    return await _update(
+    specs = specs_of(body)
+    return await update(
         state,
         body.abort_all_requests,
         lambda: state.updater.from_group(
@@ -122,7 +123,7 @@ async def update_weights_from_changes(request: Request) -> Response:
     state = state_of(request)
     tensors = [SentTensor(**{**dict(one), "shape": tuple(one.shape)}) for one in body.tensors]
     bucket = ChangedBucket(tensors, body.checksum, body.number, body.base, body.state)
-    return await _update(
+    return await update(
         state,
         False,
         lambda: state.updater.from_changes(body.group_name, bucket, body.weight_version, body.flush_cache),
@@ -146,7 +147,7 @@ async def update_weights_from_disk(request: Request) -> Response:
         state.model_path = state.served_model_name = body.model_path
 
     paused = 0 if state.engine.paused is None else len(state.engine.scheduler.live)
-    return await _update(state, body.abort_all_requests, load, num_paused_requests=paused)
+    return await update(state, body.abort_all_requests, load, num_paused_requests=paused)
 
 
 @router.post("/pull_weights")
@@ -157,8 +158,8 @@ async def pull_weights(request: Request) -> Response:
         local, source, version = asked(body.model_dump())
         path = await _in_daemon_thread("pull-weights", lambda: pull(source, local, version))
     except (ValueError, OSError) as error:
-        return _failure(BadRequest(str(error)))
-    return _success(f"Version {version} is there.", path=str(path))
+        return failure(BadRequest(str(error)))
+    return success(f"Version {version} is there.", path=str(path))
 
 
 @router.post("/update_weight_version")
@@ -168,7 +169,7 @@ async def update_weight_version(request: Request) -> Response:
     if body.abort_all_requests:
         await state.engine.run(lambda: state.engine.abort("", True))
     await state.engine.run(lambda: state.updater.set_version(body.new_version))
-    return _success(f"Weight version updated to {body.new_version}.", new_version=body.new_version)
+    return success(f"Weight version updated to {body.new_version}.", new_version=body.new_version)
 
 
 @router.post("/init_weights_update_group")
@@ -189,8 +190,8 @@ async def init_weights_update_group(request: Request) -> Response:
             ),
         )
     except BadRequest as error:
-        return _failure(error)
-    return _success("Succeeded to initialize the weights update group.")
+        return failure(error)
+    return success("Succeeded to initialize the weights update group.")
 
 
 @router.post("/destroy_weights_update_group")
@@ -200,8 +201,8 @@ async def destroy_weights_update_group(request: Request) -> Response:
     try:
         await state.engine.run(lambda: state.updater.groups.leave(body.group_name))
     except BadRequest as error:
-        return _failure(error)
-    return _success("Succeeded to destroy the weights update group.")
+        return failure(error)
+    return success("Succeeded to destroy the weights update group.")
 
 
 @router.api_route("/get_weights_by_name", methods=["GET", "POST"])
@@ -219,8 +220,8 @@ async def weights_checker(request: Request) -> Response:
     try:
         found = await state.engine.run(lambda: state.checker.run(body.action, body.skip_tensor_list or []))
     except BadRequest as error:
-        return _failure(error)
-    return _success(f"weights_checker {body.action}: done", **found)
+        return failure(error)
+    return success(f"weights_checker {body.action}: done", **found)
 
 
 async def _in_daemon_thread(name: str, function: Callable[[], T]) -> T:
@@ -240,7 +241,9 @@ async def _in_daemon_thread(name: str, function: Callable[[], T]) -> T:
     return await done
 
 
-def _specs(body: UpdateFromDistributedBody) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+def specs_of(
+    body: UpdateFromDistributedBody | UpdateFromSessionBody,
+) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
     if not len(body.names) == len(body.dtypes) == len(body.shapes):
         raise BadRequest(
             f"{len(body.names)} names, {len(body.dtypes)} dtypes, {len(body.shapes)} shapes "
