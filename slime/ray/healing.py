@@ -9,6 +9,7 @@ from slime.arguments.validate.checkpoint_files import newest_of_all
 if TYPE_CHECKING:  # bad flags are answered without waiting for these
     from slime.config.run import RunConfig
     from slime.ray.losses import RanksLost, RolloutSideLost
+    from slime.ray.policy_groups import PolicyGroups
     from slime.ray.rollout_group import RolloutGroup
     from slime.ray.train_group import RayTrainGroup
 
@@ -37,7 +38,7 @@ class Healing:
     def __init__(
         self,
         config: "RunConfig",
-        actor: "RayTrainGroup",
+        actor: "RayTrainGroup | PolicyGroups",
         critic: "RayTrainGroup",
         rollout: "RolloutGroup",
         sync_weights: Callable[[], None],
@@ -111,7 +112,10 @@ class Healing:
 
     @property
     def _roles(self) -> "list[RayTrainGroup]":
-        return [role for role in (self._critic, self._actor) if role.checkpoints]
+        from slime.ray.policy_groups import PolicyGroups
+
+        actors = self._actor.groups if isinstance(self._actor, PolicyGroups) else [self._actor]
+        return [role for role in (self._critic, *actors) if role.checkpoints]
 
     def _newest(self) -> int | None:
         """The iteration of the latest checkpoint that is whole for all roles, if there is one."""

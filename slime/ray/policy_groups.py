@@ -11,16 +11,19 @@ from slime.ray.train_group import RayTrainGroup, RoleOutputs
 class PolicyGroups:
     """Does what `RayTrainGroup` does, with the trainers of all policies.
 
-    They train side by side, and send their weights one after the other. None is built again when it is lost.
+    They train side by side, and send their weights one after the other. Where ranks are lost the trainers of
+    all are built again, from an iteration that all have saved.
 
     Args:
         groups: by the names of the policies.
     """
 
-    checkpoints = None
-
     def __init__(self, groups: Mapping[str, RayTrainGroup]) -> None:
         self._groups = groups
+
+    @property
+    def groups(self) -> list[RayTrainGroup]:
+        return [*self._groups.values()]
 
     def wait_ready(self) -> None:
         """Waits until every trainer has loaded its model.

@@ -1,6 +1,7 @@
 """The rollout side as the driver sees it."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,8 @@ class RolloutGroup:
         self._slots, self._trainer_gpus = slots, trainer_gpus
         self._parallel_configs: dict[str, dict[str, int]] = {}
         self._engines = ProcessWatch()
-        self._launches = self._earlier_launches = self._restarts = self.starts = 0
+        self._restarts = self.starts = 0
+        self._launches, self._earlier_launches = Counter[str](), Counter[str]()  # of engines, by policy
         self._state: DataState | None = None  # before the step under way
         self._next_state: DataState | None = None
         self._unsaved: dict[int, str] = {}
@@ -158,7 +160,7 @@ class RolloutGroup:
 
     def _start_again(self) -> None:
         with self._log.phase("restart"):
-            self._earlier_launches += self._launches
+            self._earlier_launches.update(self._launches)
             self._launch()
             self.wait_ready()
             for policy, config in self._parallel_configs.items():
@@ -261,8 +263,9 @@ class RolloutGroup:
         """
         probe = self._config.fault_tolerance.rollout_health_check_timeout
         timeout = self._config.cluster.engine_startup_timeout + probe + _REPLACING
-        engines, self._launches = self._call("updatable_engines", suspicious, policy, timeout=timeout)
-        return engines, self._earlier_launches + self._launches
+        engines, launches = self._call("updatable_engines", suspicious, policy, timeout=timeout)
+        self._launches[policy] = launches
+        return engines, self._earlier_launches[policy] + launches
 
     def weights_updated(self, version: int, policy: str = DEFAULT) -> None:
         self._call("weights_updated", version, policy)

@@ -9,8 +9,10 @@ from unittest.mock import MagicMock
 import pytest
 
 from slime.ray import asynchronous, healing, rollout_group
+from slime.ray.healing import Healing
 from slime.ray.losses import RanksLost, RolloutSideLost
 from slime.ray.pending_rollout import Generated, PendingRollout
+from slime.ray.policy_groups import PolicyGroups
 from slime.ray.rollout_group import MANAGER_RESTARTS, RolloutGroup
 from slime.ray.synchronous import train
 from slime.ray.waiting import ProcessDied
@@ -286,6 +288,31 @@ def test_ranks_lost_between_a_checkpoint_and_its_evaluation_leave_it_out_not(los
     assert [call for call in calls if call[0] == "eval"] == [("eval", step) for step in (1, 2, 3, 4)]
 
 
+def test_the_trainers_of_all_policies_go_back_to_what_all_have_saved(monkeypatch) -> None:
+    looked: list[Any] = []
+    monkeypatch.setattr(healing, "newest_of_all", lambda roots, verify: looked.append(roots) or 0)
+    calls: list[Any] = []
+    roles = {name: Roles(calls, []) for name in "ab"}
+    for name, role in roles.items():
+        role.checkpoints = f"saved {name}"
+    losses = [2]
+
+    def take(rollout_id: int) -> None:
+        calls.append(("train", rollout_id))
+        if losses and rollout_id == losses[0]:
+            raise RanksLost(f"lost in {losses.pop()}")
+
+    config = config_with(use_fault_tolerance=True, save="saved a")
+    groups, critic = PolicyGroups(roles), MagicMock(checkpoints=None)  # type: ignore[arg-type]
+    rollout: Any = WithEnds(calls, {})
+    Healing(config, groups, critic, rollout, groups.update_weights).take_all(take, range(4))
+    assert looked == [["saved a", "saved b"]] and trained(calls) == [0, 1, 2, 1, 2, 3]
+    lost = calls.index(("train", 2))
+    rebuilt = [("rebuild", "saved a", 0), ("rebuild", "saved b", 0)]
+    back = ["end", ("go back", "saved a", 0), *["onload"] * 2, *["update_weights"] * 2]
+    assert calls[lost + 1 : calls.index(("train", 1), lost)] == ["end", *rebuilt, *back]
+
+
 @pytest.mark.parametrize("most", [0, 1, 5])
 def test_ranks_start_again_as_often_as_the_flag_says(lose, most: int) -> None:
     assert trained(lose([2] * most, max_trainer_restarts=most)).count(2) == most + 1
@@ -395,6 +422,20 @@ def log_of_phases() -> Any:
 
 
 DIED = ProcessDied("rollout manager: check: rank 0 (process 7 on 10.0.0.1) was killed by SIGKILL")
+
+
+def test_engines_of_another_start_are_others_for_each_policy(group: Any) -> None:
+    """Also where one policy had more of them than another before, and as many as that one now."""
+    group.answers["data_state"] = {"read": 1}
+    group.keep_state()
+    before = {}
+    for policy, launches in (("a", 2), ("b", 1)):
+        group.answers["updatable_engines"] = ([], launches)
+        before[policy] = group.updatable_engines(policy=policy)
+    group.restart(RolloutSideLost("lost"))
+    group.answers["updatable_engines"] = ([], 1)
+    after = {policy: group.updatable_engines(policy=policy) for policy in before}
+    assert before == {"a": ([], 2), "b": ([], 1)} and after == {"a": ([], 3), "b": ([], 2)}
 
 
 def test_without_a_state_of_the_data_a_lost_manager_ends_the_run(group: Any) -> None:

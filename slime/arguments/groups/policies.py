@@ -55,7 +55,6 @@ _OF_THE_RUN = frozenset({"sglang_config", *(field.name for field in fields(Route
 REFUSED = {
     "colocate": "trainers and engines of several policies share no GPUs",
     "asynchronous": "the asynchronous loop trains one policy",
-    "use_fault_tolerance": "what is lost of several policies is not started again",
     "partial_rollout": "a sample of several policies cannot be taken up again",
     "prefill_num_servers": "each policy has engines that are alike",
     "sglang_config": "each policy has engines that are alike",
