@@ -54,7 +54,10 @@ class Run:
         """Returns what is known after these seconds; ``problem`` is why there is nothing, or nothing new."""
         problem = self._try(lambda: self.metrics.refresh(seconds))
         problem = problem or self._try(lambda: self.trace.refresh(seconds))
-        alerts = [_told(alert) for alert in (*self.trace.alerts(), *self.metrics.alerts())]
+        of_trace = self.trace.alerts()
+        in_trace = {alert.rule for alert in of_trace}
+        of_metrics = [alert for alert in self.metrics.alerts() if alert.rule not in in_trace]
+        alerts = [_told(alert) for alert in (*of_trace, *of_metrics)]
         alerts.sort(key=lambda alert: alert["is_over"])
         found = self.metrics.summary()
         read = min(found["read"], self.trace.steps()["read"])

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from statistics import median
 from threading import Lock
 from typing import Any, BinaryIO
 
@@ -15,17 +14,13 @@ import orjson
 
 from slime.observability.alert import Alert, RuleState
 from slime.observability.alerts import SLOW_RANK
+from slime.observability.slow_ranks import ALONE, of_slow
 
 LISTED = 200
 """Steps that are listed."""
 SHOWN_SPANS, LARGEST_STEP = 4000, 64 * 2**20
 """How much of one step is shown, and read."""
-_ALONE = frozenset(
-    ("data_preprocess", "log_probs", "ref_log_probs", "teacher_log_probs", "old_log_probs", "values")
-)
-"""Spans in which no data-parallel rank waits for another one, so that they can be compared."""
 _RANK = re.compile(r"(.+) rank (\d+)")
-_SLOWER, _SECONDS = 1.5, 0.02  # times what the others take, and by so much
 _WHOLE_STEP = "step"  # of the driver
 _SHOWN = ("group", "sample", "attempt", "turn", "rollout", "step", "version", "error")
 
@@ -87,7 +82,7 @@ class TraceFile:
     def _take_span(self, span: "_Span", end: int) -> None:
         process, _, name, start, seconds, attrs = span
         rank, step = _RANK.fullmatch(process), attrs.get("rollout")
-        if rank and name in _ALONE:
+        if rank and name in ALONE:
             self._alone[rank[1], name][int(rank[2])] += seconds
         elif process == "driver" and name == _WHOLE_STEP and isinstance(step, int):
             # In the asynchronous loop a step's rollout may end before the step that comes before it.
@@ -98,12 +93,11 @@ class TraceFile:
     def _compare_ranks(self, step: int) -> None:
         found: dict[tuple[str, int], str | None] = {}
         for (role, name), seconds in self._alone.items():
+            slow = of_slow(seconds)
             for rank, own in seconds.items():
-                others = [value for other, value in seconds.items() if other != rank]
-                usual = median(others) if others else own
-                is_slow = own > _SLOWER * usual and own > usual + _SECONDS
+                usual = slow.get(rank, own)
                 text = f"rank {rank} of the {role} takes {own:.3g} s for {name}, the others {usual:.3g} s"
-                found[role, rank] = text if is_slow else found.get((role, rank))
+                found[role, rank] = text if rank in slow else found.get((role, rank))
         self._alone.clear()
         for key, told in found.items():
             if key in self._ranks or told:

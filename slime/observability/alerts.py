@@ -20,6 +20,7 @@ from slime.observability.policy_rows import PolicyRows
 from slime.observability.series import Series
 from slime.observability.silent_rollouts import FAULTY_PART
 from slime.observability.silent_steps import ADVICE, CURVES, USUAL_GAP, SilentSteps
+from slime.observability.slow_ranks import NO_RANK
 
 _ENOUGH = 10  # steps before a reward is held against the best so far
 _LOST = 0.5  # of the best reward
@@ -71,6 +72,13 @@ def _replaced(count: float, series: Series) -> str | None:
     return f"{count - before:.0f} died and got a successor, {count:.0f} so far"
 
 
+def _slow(rank: float, series: Series) -> str | None:
+    """Work may be shared out unevenly, but then it is another rank each time."""
+    if rank < 0 or series.previous not in (None, NO_RANK, rank):
+        return None
+    return f"rank {rank:.0f} takes over 1.5 times what the others take where they do not wait for one another"
+
+
 def _missing(engines: float, series: Series) -> str | None:
     return f"{engines:.0f} died and got no successor yet" if engines > 0 else None
 
@@ -85,6 +93,15 @@ _LOOK_AT_LOGS = (
     "Its log, which the run's output names, says why; memory is the usual cause "
     "(--sglang-mem-fraction-static)."
 )
+SLOW_RANK = Rule(
+    "slow rank",
+    "perf/slow_rank",
+    "All others wait for it in every step: look at its machine (other processes, clocks, a broken link), or "
+    "let work be shared out by --balance-data.",
+    _slow,
+    rows=3,
+)
+"""The trace of ``--trace`` shows it too, with what the rank takes and what the others do."""
 RULES = (
     Rule(
         "reward collapse",
@@ -144,6 +161,7 @@ RULES = (
     ),
     Rule("engine died", "fleet/<model>/replaced", _LOOK_AT_LOGS, _replaced),
     Rule("engine missing", "fleet/<model>/missing", _LOOK_AT_LOGS, _missing),
+    SLOW_RANK,
 )
 """What is looked for in every run, by one metric each."""
 STEP_RULES = {
@@ -155,14 +173,6 @@ STEP_RULES = {
     )
 }
 """What `SilentSteps` looks for, by its names."""
-SLOW_RANK = Rule(
-    "slow rank",
-    "perf/train_time",
-    "All others wait for it in every step: look at its machine (other processes, clocks, a broken link), or "
-    "let work be shared out by --balance-data.",
-    rows=3,
-)
-"""What the spans of ``--trace`` show, not metrics."""
 
 
 def _staleness(bound: int) -> Rule:

@@ -105,6 +105,13 @@ METRICS: dict[str, tuple[Metric, ...]] = {
             SUM,
             "",
         ),
+        Metric(
+            "perf/slow_rank",
+            "rank that takes 1.5 times what the others take where none waits for another; -1: none",
+            "",
+            "step",
+            "-1",
+        ),
         Metric("perf/failed_saves", "saves that failed", "", SUM, "absent"),
         Metric("perf/{restart,rebuild}_time", "of a start in place of what was lost", "s", SUM, "absent"),
         Metric(

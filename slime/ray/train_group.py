@@ -13,6 +13,7 @@ from slime.arguments.validate.checkpoint_files import marked_iteration
 from slime.config.run import RunConfig, run_config
 from slime.observability import phases
 from slime.observability.run_log import RunLog
+from slime.observability.slow_ranks import report_of_all
 from slime.observability.startup import reached
 from slime.ray.actor_classes import TrainRayActor
 from slime.ray.losses import RanksLost, UpdateFailed
@@ -168,7 +169,8 @@ class RayTrainGroup:
             return []
         with self._log.phase("train_wait", role=self._role, rollout=rollout_id):
             outcomes = self._gather(refs, f"training on rollout {rollout_id}")
-        self._log.train(rollout_id, next((report for report, _, _ in outcomes if report), {}))
+        of_ranks = [(report, spans) for report, _, spans in outcomes]
+        self._log.train(rollout_id, report_of_all(of_ranks, self._role == "actor"))
         for rank, (_, _, spans) in enumerate(outcomes):
             self._log.spans(f"{self._name} rank {rank}", spans)
         return [ref for _, ref, _ in outcomes if ref is not None]

@@ -17,6 +17,7 @@ from slime.observability.gpu_use import device_peak, memory_metrics
 from slime.observability.logging_utils import take_logged
 from slime.observability.memory_history import MemoryHistory
 from slime.observability.profiling import profiled
+from slime.observability.slow_ranks import spans_alone
 from slime.observability.spans import Span
 from slime.observability.startup import reached
 from slime.observability.timer import Timer
@@ -312,14 +313,14 @@ class TrainRayActor(TrainWorker):
 
         Returns:
             The main rank's metrics, a reference to what this role gives to others, if it does, and the rank's
-            spans since the last call if ``--trace`` asks.
+            spans since the last call: without ``--trace`` those by which ranks are compared.
         """
         shard = ray.get(data_refs[self.parallel_config()["dp_rank"]])
         values = None if inputs is None else ray.get(inputs[self._config.cluster.rank])
         report, trained = self.train_shard(rollout_id, shard, values)
         spans = self._timer.spans.take()
         outputs = ray.put(trained.outputs) if self._role.outputs else None
-        return report, outputs, spans if self._config.debug.trace else []
+        return report, outputs, spans if self._config.debug.trace else spans_alone(spans)
 
 
 def _release_cache() -> None:

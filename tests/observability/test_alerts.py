@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slime.arguments.registry import documented_groups
-from slime.observability.alerts import RULES, SLOW_RANK, STEP_RULES, Alert, AlertWatch, Rule, alerts_of
+from slime.observability.alerts import RULES, STEP_RULES, Alert, AlertWatch, Rule, alerts_of
 from slime.observability.console import RESULT_COLUMNS
 from slime.observability.metric_table import every_metric, undescribed
 from slime.observability.policy_log import of_policy
@@ -16,7 +16,7 @@ from slime.observability.policy_rows import PolicyRows
 from slime.observability.silent_steps import LARGEST_GAP
 
 Rows = list[tuple[str, int, dict[str, Any]]]
-EVERY_RULE = (*RULES, *STEP_RULES.values(), SLOW_RANK)
+EVERY_RULE = (*RULES, *STEP_RULES.values())
 
 
 def curve(name: str, values: Iterable[Any]) -> Rows:
@@ -197,6 +197,15 @@ def test_rules_speak_of_metrics_and_flags_that_exist(rule: Rule) -> None:
 
 def test_names_of_rules_differ() -> None:
     assert len({rule.name for rule in EVERY_RULE}) == len(EVERY_RULE)
+
+
+def test_a_rank_that_is_always_the_slow_one_is_told() -> None:
+    (alert,) = alerts_of(curve("perf/slow_rank", [-1, 2, 2, 2, 2]), None)
+    assert (alert.rule, alert.step, alert.is_over) == ("slow rank", 1, False)
+    assert alert.found.startswith("rank 2 takes over 1.5 times")
+    assert fired(curve("perf/slow_rank", [2, 2, 2, -1])) == [("slow rank", 0, True)]
+    for uneven in ([0, 1] * 10, [-1] * 10, [2, 2, -1] * 5):
+        assert fired(curve("perf/slow_rank", uneven)) == []
 
 
 def test_a_watch_is_a_sink() -> None:

@@ -8,6 +8,7 @@ import pytest
 import ray
 
 from slime.observability.run_log import RunLog
+from slime.observability.spans import Span
 from slime.observability.tracking import Tracker
 from slime.ray import train_group
 from slime.ray.losses import RanksLost, UpdateFailed
@@ -64,6 +65,18 @@ def test_the_number_of_the_next_optimizer_step_is_saved_and_gone_on_from(started
     log.train(4, {"train": [{}, {}, {}]})
     group.save_model(4, force_sync=True)
     group._actors[0].save_model.remote.assert_called_once_with(4, True, 14)
+
+
+def test_a_rank_that_is_slower_than_the_others_is_in_the_row_of_the_rollout(started):
+    group, log = started(11)
+    log.tracker = MagicMock()
+    ranks = [[Span("log_probs", 0.0, seconds)] for seconds in (1.0, 1.0, 3.0)]
+    outcomes = [({"perf": {"perf/train_time": 4.0}}, None, ranks[0]), *(({}, None, own) for own in ranks[1:])]
+    group.end_training(4, outcomes)
+    row = {"rollout/step": 4, "perf/train_time": 4.0, "perf/slow_rank": 2}
+    log.tracker.log.assert_called_once_with(row, axis="rollout", step=4)
+    group.end_training(5, [(outcomes[0][0], None, [])])  # nothing to compare
+    assert "perf/slow_rank" not in log.tracker.log.call_args.args[0]
 
 
 def test_a_save_that_failed_is_raised_to_those_who_do_not_ask_for_its_outcome(started):

@@ -368,11 +368,15 @@ def test_a_rank_trains_on_the_shard_of_its_data_parallel_rank_and_what_its_own_r
             return {"dp_rank": 1}
 
         def train_shard(self, *given):
+            for name in ("log_probs", "actor_train"):
+                with self._timer.measure(name):
+                    pass
             seen.append(given)
             return {}, Trained([])
 
     monkeypatch.setattr(train_worker.ray, "get", lambda ref: f"what {ref} refers to")
-    Actor().train(5, ["shard 0", "shard 1"], [f"values {rank}" for rank in range(4)])
+    _, _, spans = Actor().train(5, ["shard 0", "shard 1"], [f"values {rank}" for rank in range(4)])
+    assert [span.name for span in spans] == ["log_probs"]  # by which ranks are compared, without --trace too
     Actor().train(6, ["shard 0", "shard 1"])
     values = "what values 3 refers to"
     assert seen == [(5, "what shard 1 refers to", values), (6, "what shard 1 refers to", None)]
