@@ -92,3 +92,9 @@ def test_experts_that_are_to_be_replayed_are_not_logged():
     args = run_args(token_log_dir="tokens", use_fault_tolerance=True, use_rollout_routing_replay=True)
     (message,) = token_log.contradictions(args)
     assert "does not keep the experts that --use-rollout-routing-replay needs" in message
+
+
+def test_answers_of_several_policies_are_not_logged():
+    args = run_args(token_log_dir="tokens", use_fault_tolerance=True, policies="policies.yaml")
+    (message,) = token_log.contradictions(args)
+    assert "several policies cannot be taken up again" in message

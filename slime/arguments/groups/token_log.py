@@ -30,6 +30,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if args.rollout_function_path in _ANSWERS_NOTHING or args.debug_train_only:
         found = "--debug-train-only" if args.debug_train_only else args.rollout_function_path
         yield f"{name}: {found} asks engines for no answers"
+    if args.policies is not None:
+        yield f"{name}: a sample of several policies cannot be taken up again (wanted: without --policies)"
     if args.use_rollout_routing_replay:
         yield f"{name}: does not keep the experts that --use-rollout-routing-replay needs"
     if replays_nucleus(args):
