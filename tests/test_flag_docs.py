@@ -9,7 +9,7 @@ from tools.generate_flag_docs import PAGE, flag_page
 
 ROOT = PAGE.parents[1]
 ELSEWHERE = {
-    *("--build-arg", "--entrypoint", "--gpus", "--rm", "--secret", "--shm-size", "--user"),
+    *("--build-arg", "--entrypoint", "--gpus", "--rm", "--runtime", "--secret", "--shm-size", "--user"),
     *("--address", "--generate", "--head", "--node-ip-address", "--nodes", "--num-gpus"),
     *("--exclude", "--local-dir", "--no-deps", "--plugin-module", "--repo-type"),
     *("--allow-auto-truncate", "--api-key", "--enable-deterministic-inference", "--enable-metrics"),
@@ -54,6 +54,7 @@ def of_programs() -> set[str]:
         "benchmarks",
         "examples",
         "scripts",
+        "slime/agent",
         "slime/backends/megatron_utils/server",
         "slime/cli",
         "slime/environments",
