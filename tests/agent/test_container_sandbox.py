@@ -238,6 +238,24 @@ async def test_the_first_sandbox_of_a_process_looks_for_orphans(engine):
         assert left.name not in engine.running
 
 
+def test_labels_that_were_cut_off_are_those_of_no_orphan():
+    assert owners._read('abc {"slime.sandbox.dead') == ("abc", {})
+    assert owners._read('abc {"a": "b"}') == ("abc", {"a": "b"}) and owners._read("abc null") == ("abc", {})
+
+
+async def test_a_removal_that_the_engine_does_not_answer_is_tried_again(engine, monkeypatch):
+    async def silent(words, **options):
+        raise SandboxError("no answer")
+
+    sandbox = await ContainerSandbox(IMAGE).__aenter__()
+    with monkeypatch.context() as patch, pytest.raises(SandboxError, match="no answer"):
+        patch.setattr(container, "call", silent)
+        await sandbox.close()
+    assert sandbox.name in engine.running
+    await sandbox.close()
+    assert sandbox.name not in engine.running
+
+
 def test_a_process_that_got_the_number_of_another_is_not_that_one():
     mine = owners.labels(60)
     assert not owners.is_orphan(mine)

@@ -112,6 +112,18 @@ async def test_the_end_of_a_pool_waits_for_no_start_and_leaves_no_sandbox(kind):
         SandboxPool(kind, size=0)
 
 
+async def test_one_that_cannot_be_ended_keeps_no_other_from_its_end(kind, caplog):
+    async def fail(self, *error):
+        self.left += 1
+        raise RuntimeError("of a class of a user's")
+
+    kind.__aexit__ = fail
+    async with SandboxPool(kind, size=2) as pool:
+        await until(lambda: pool.ready == 2)
+    assert [one.left for one in kind.made] == [1, 1]
+    assert "could not be ended: of a class of a user's" in caplog.text
+
+
 async def test_nothing_of_a_use_is_there_in_the_next_one():
     try:
         async with LocalSandbox():

@@ -264,7 +264,11 @@ class ContainerSandbox:
         removal = asyncio.ensure_future(
             call([engine, "rm", "--force", "--volumes", self.name], limit_s=_START_LIMIT_S)
         )
-        said = await asyncio.shield(removal)
+        try:
+            said = await asyncio.shield(removal)
+        except SandboxError:
+            self._engine = engine  # whoever closes it again tries again
+            raise
         if said.code != 0 and b"o such container" not in said.errors:
             logger.warning("container %s: %s", self.name, said.errors.decode(errors="replace"))
 

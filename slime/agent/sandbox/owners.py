@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -76,5 +77,8 @@ async def remove_orphans(engine: str) -> list[str]:
 
 
 def _read(line: str) -> tuple[str, dict[str, str]]:
+    """Id and labels; none of a line that was cut off, which the next process reads."""
     identity, _, found = line.partition(" ")
-    return identity, json.loads(found) or {}
+    with suppress(json.JSONDecodeError):
+        return identity, json.loads(found) or {}
+    return identity, {}

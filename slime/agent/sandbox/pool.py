@@ -117,7 +117,7 @@ class SandboxPool(Generic[S]):
     async def _end_now(self, one: S) -> None:
         try:
             await one.__aexit__(None, None, None)
-        except SandboxError as error:
+        except Exception as error:  # of the sandbox's class, which may be a user's: the others end too
             logger.warning("a sandbox could not be ended: %s", error)
 
     async def close(self) -> None:

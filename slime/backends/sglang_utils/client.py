@@ -320,7 +320,8 @@ class EngineClient:
         body = {**body, "weight_version": version, "flush_cache": flush}
         answer = self.request("POST", path, body)
         if isinstance(answer, dict):
-            self.commit_time += answer.get("commit_time", 0.0)
+            took = answer.get("commit_time")
+            self.commit_time += took if isinstance(took, float | int) else 0.0
 
     def update_weight_version(self, version: str) -> None:
         """Renames the version of the weights being served; running requests go on."""
