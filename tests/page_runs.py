@@ -106,6 +106,7 @@ NAMES = {
     *("slime train --async", "slime train --supervise", "slime check --write-config"),
     "python tools/convert_hf_to_fp8.py",
     *("python tools/convert_fsdp_to_hf.py", "python -m slime.weight_sync.versions.puller", "pip install"),
+    "pip install --no-deps",
     "python -m slime.agent.harbor tasks --oracle",
     *("ray start", "ray start --node-ip-address", "ray start --num-gpus 1", "ray stop"),
     *("bash -n", "docker run --shm-size 8g"),

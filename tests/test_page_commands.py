@@ -146,7 +146,7 @@ YAML = (
     ("mixture", "docs/usage.md", "sources:"),
     ("eval", "docs/usage.md", "eval:\n"),
     ("roles", "docs/algorithms/ppo.md", "megatron:"),
-    ("fleet", "docs/fleets.md", "name: judge"),
+    ("fleet", "docs/fleets.md", "# fleet.yaml"),
 )
 WITH_YAML = """
 --hf-checkpoint outputs/tiny --fp32 --prompt-data mixture.yaml --input-key prompt --label-key label
