@@ -43,6 +43,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "chaos.json"
 _FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 _TOLERANT, _ASYNC = "--use-fault-tolerance", "--async"
 PROMPTS, ANSWERS = 2, 4
+_SEEDS_APART = 1000
 LOSSES_PER_HOUR = 25.6
 """A tenth of 256 engines and ranks."""
 LOST_ROLES = ("engine", "engine actor", "trainer rank")
@@ -112,7 +113,8 @@ def measure(layout: str, seed: int, plan: Sequence[str], steps: int, reports: Pa
         name = f"{layout.replace(' ', '-').replace(',', '')}-{seed}"
         place = reports / name if reports else directory / "chaos"
         twin = [] if _ASYNC in LAYOUTS[layout] else ["--twin"]
-        asked = [str(place), "--seed", str(seed), "--stuck-after", "300", *plan, *twin]
+        drawn = seed + _SEEDS_APART * list(LAYOUTS).index(layout)  # or each layout would meet the same faults
+        asked = [str(place), "--seed", str(drawn), "--stuck-after", "300", *plan, *twin]
         load = os.getloadavg()[0]
         run_chaos([*asked, "--", *flags(directory, LAYOUTS[layout], steps)])
         found: dict[str, Any] = json.loads((place / "chaos.json").read_text())

@@ -225,6 +225,10 @@ SENT = [
         lambda c: c.resume_memory_occupation(("weights",)),
         [("POST", "/resume_memory_occupation", {"tags": ["weights"]})],
     ),
+    (
+        lambda c: c.update("/of_ours", {"number": 1}, "3"),
+        [("POST", "/of_ours", {"number": 1, "weight_version": "3", "flush_cache": False})],
+    ),
 ]
 
 
