@@ -16,8 +16,8 @@ _OF_WEIGHT_SYNC: dict[str, Fault] = {
     ),
     "the tensors of a bucket are in another order than its table": Fault(
         "slime/utils/tensor_bucket.py",
-        "torch.cat(pieces, out=memory[:size])",
-        "torch.cat(pieces[::-1], out=memory[:size])",
+        "torch.cat(pieces, out=flat)",
+        "torch.cat(pieces[::-1], out=flat)",
         LAYOUTS,
         DP_2,
     ),
@@ -30,8 +30,8 @@ _OF_WEIGHT_SYNC: dict[str, Fault] = {
     ),
     "the version comes with the first bucket": Fault(
         "slime/weight_sync/plan.py",
-        "        yield previous, following is None\n",
-        "        yield previous, following is not None\n",
+        "send(bucket, left == 0)",
+        "send(bucket, left != 0)",
         ("tests/weight_sync/test_handle.py",),
         "the_last_one_carries_the_version",
     ),
@@ -135,8 +135,8 @@ _OF_THE_ASYNCHRONOUS_LOOP: dict[str, Fault] = {
     ),
     "weights change while a rollout is generated": Fault(
         "slime/ray/asynchronous.py",
-        "            healing.run(ahead.finish)\n            healing.run(sync_weights)",
-        "            healing.run(sync_weights)",
+        "            healing.run(ahead.finish)\n            evaluations.prepare(rollout_id)\n",
+        "            evaluations.prepare(rollout_id)\n",
         ("tests/arguments/test_async_loop.py",),
     ),
 }
