@@ -119,7 +119,10 @@ def test_nothing_runs_on_after_a_run_that_is_stuck(disturb, tmp_path):
     disturb("--faults", "1", "--kinds", "kill", "--stuck-after", "0.5", flags=[*FLAGS, "--hangs"])
     program = str(tmp_path / "program.py")
     assert not [
-        process for process in psutil.process_iter(["cmdline"]) if program in (process.info["cmdline"] or ())
+        process
+        for process in psutil.process_iter(["cmdline", "status"])
+        if program in (process.info["cmdline"] or ())
+        and process.info["status"] != psutil.STATUS_ZOMBIE  # it has ended, and waits for its parent
     ]
 
 
