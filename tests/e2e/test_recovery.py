@@ -135,38 +135,58 @@ def test_a_killed_engine_is_replaced_and_updated(
 
 
 SAME = ("train/loss", "train/grad_norm")
+GAP = "train/train_rollout_logprob_abs_diff"
+
+
+@pytest.fixture
+def lose_each(start, gate, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Two functions: a run with more flags that loses each of its processes once, and its calm twin."""
+    flags = [*rl_flags, "--colocate", "--num-rollout", 6, "--rollout-shuffle", "--save-interval", 2]
+    deadly = ["--custom-rm-path", "tests.e2e.test_recovery.ending_reward", "--use-fault-tolerance"]
+
+    def calm() -> Any:
+        return start([*flags, "--save", tmp_path / "twin"]).expect_success()
+
+    def play(name: str, *more: Any) -> Any:
+        monkeypatch.setenv(VICTIM, str(tmp_path / name))
+        last_rollout = gate(80)
+        last_rollout.unlink(missing_ok=True)
+        run = start([*flags, *deadly, *more, "--save", tmp_path / f"run-{name}"])
+        run.wait_for(lambda: len(run.rows("train")) >= 5, "training after the death of the router")
+        os.kill(run.pid_of("ray::TrainRayActor"), signal.SIGKILL)
+        last_rollout.touch()
+        run.expect_success()
+        assert len(list(tmp_path.glob(f"{name}.*"))) == 3
+        assert run.output.count("the rollout side is started again: ") == 2
+        assert run.output.count("the trainer is started again from iteration 3 of ") == 1
+        run.expect_no_processes()
+        return run
+
+    return play, calm
 
 
 def test_a_run_that_loses_each_of_its_processes_ends_with_the_numbers_of_its_twin(
-    start, gate, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lose_each, tmp_path
 ) -> None:
     """The step is taken again in which the rollout side was lost; with ranks, all since a checkpoint are.
 
-    Answers that were under way are not made again.
+    With a token log answers that were under way are not made again, but read again, which rounds log-probs
+    otherwise.
     """
-    note, last_rollout = tmp_path / "victim", gate(80)
-    monkeypatch.setenv(VICTIM, str(note))
-    flags = [*rl_flags, "--colocate", "--num-rollout", 6, "--rollout-shuffle", "--save-interval", 2]
-    reward = ["--custom-rm-path", "tests.e2e.test_recovery.ending_reward", "--use-fault-tolerance"]
-    log = ["--token-log-dir", tmp_path / "log", "--token-log-interval", 4]
-    run = start([*flags, *reward, *log, "--save", tmp_path / "run"])
-    run.wait_for(lambda: len(run.rows("train")) >= 5, "training after the death of the router")
-    os.kill(run.pid_of("ray::TrainRayActor"), signal.SIGKILL)
-    last_rollout.touch()
-    run.expect_success()
-    assert len(list(tmp_path.glob("victim.*"))) == 3
-    assert run.output.count("the rollout side is started again: ") == 2
-    assert run.output.count("the trainer is started again from iteration 3 of ") == 1
-    twin = start([*flags, "--save", tmp_path / "twin"]).expect_success()
-    ours, theirs = run.rows("train"), twin.rows("train")
-    assert list(ours) == list(theirs) == list(range(6))
-    for step, row in ours.items():
-        assert {key: row[key] for key in SAME} == {key: theirs[step][key] for key in SAME}
-        # Engines read again what they had made, which rounds log-probs otherwise.
-        gaps = [of["train/train_rollout_logprob_abs_diff"] for of in (row, theirs[step])]
-        assert gaps[0] == pytest.approx(gaps[1], abs=1e-6)
-    rewards = [[row["rollout/raw_reward"] for row in r.rows("rollout").values()] for r in (run, twin)]
-    assert rewards[0] == rewards[1]
-    restored = [row.get("rollout/restored_tokens", 0) for row in run.rows("rollout").values()]
-    assert sum(count > 0 for count in restored) == 2, restored
-    run.expect_no_processes()
+    play, calm = lose_each
+    run = play("plain")
+    logged = play("logged", "--token-log-dir", tmp_path / "log", "--token-log-interval", 4)
+    twin = calm()
+    wanted = twin.rows("train")
+    for one, tolerance in ((run, 0), (logged, 1e-6)):
+        assert list(one.rows("train")) == list(wanted) == list(range(6))
+        for step, row in one.rows("train").items():
+            assert {key: row[key] for key in SAME} == {key: wanted[step][key] for key in SAME}
+            assert abs(row[GAP] - wanted[step][GAP]) <= tolerance
+    rewards = [[row["rollout/raw_reward"] for row in r.rows("rollout").values()] for r in (run, logged, twin)]
+    assert rewards[0] == rewards[1] == rewards[2]
+    restored = [
+        sum(row.get("rollout/restored_tokens", 0) > 0 for row in one.rows("rollout").values())
+        for one in (run, logged)
+    ]
+    assert restored == [0, 2]
