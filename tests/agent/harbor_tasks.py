@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from slime.agent.harness import CommandHarness
+
 TOML = """
 version = "1.0"
 [metadata]
@@ -26,6 +28,23 @@ mkdir -p /logs/verifier
 echo $reward > /logs/verifier/reward.txt
 """
 
+ASK = """
+import json, os, subprocess, urllib.request
+prompt = open(os.environ["SLIME_PROMPT_FILE"]).read()
+asked = {"model": "m", "messages": [{"role": "user", "content": prompt}]}
+request = urllib.request.Request(
+    os.environ["URL"] + "/v1/chat/completions",
+    json.dumps(asked).encode(),
+    {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["KEY"]},
+)
+with urllib.request.urlopen(request, timeout=300) as response:
+    said = json.load(response)["choices"][0]["message"]["content"]
+"""
+"""The beginning of a program that is an agent: what the model says to its task."""
+PYTHON = "/usr/bin/python3"
+"""Runs it in a container of the stand-in, which shows the machine's programs."""
+WITH_AGENT = "FROM scratch\nWORKDIR /app\nCOPY given given\nCOPY agent.py agent.py\n"
+
 
 def make_task(
     folder: Path,
@@ -34,19 +53,33 @@ def make_task(
     tests: str = TESTS,
     instruction: str = INSTRUCTION,
     dockerfile: str = "FROM scratch\nWORKDIR /app\nCOPY given given\n",
+    wanted: str = "42",
+    agent: str | None = None,
 ) -> Path:
-    """Writes a task, and returns its directory."""
+    """Writes a task, and returns its directory.
+
+    Args:
+        agent: a program that goes on from ``ASK``, in the image as ``agent.py``.
+    """
     files = {
         "task.toml": toml,
         "instruction.md": instruction,
         "environment/Dockerfile": dockerfile,
         "environment/given": "here\n",
         "tests/test.sh": tests,
-        "tests/wanted": "42\n",
-        "solution/solve.sh": "#!/bin/sh\necho 42 > answer\n",
+        "tests/wanted": f"{wanted}\n",
+        "solution/solve.sh": f"#!/bin/sh\necho {wanted} > answer\n",
     }
+    if agent is not None:
+        files |= {"environment/Dockerfile": WITH_AGENT, "environment/agent.py": ASK + agent}
     for name, text in files.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     return folder
+
+
+def agent_harness() -> CommandHarness:
+    """Starts the ``agent`` of a task."""
+    env = {"URL": "{adapter_url}", "KEY": "{session_id}"}
+    return CommandHarness("writer", f"{PYTHON} /app/agent.py", env=env, user="root")

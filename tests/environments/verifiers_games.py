@@ -29,16 +29,24 @@ async def right(completion, answer) -> float:
     return float(said == answer)
 
 
-def load_environment(shelves: str = "ab", broken: bool = False) -> vf.Environment:
+async def on_a(info) -> float:
+    """Whether the row is about shelf a, whatever was said."""
+    return float(info["shelf"] == "a")
+
+
+def load_environment(
+    shelves: str = "ab", broken: bool = False, on_a_is_worth: float | None = None
+) -> vf.Environment:
     if broken:
         raise ValueError("no shelf")
     rows = [
         {"question": f"What is on {shelf}?", "answer": "37", "info": {"shelf": shelf}} for shelf in shelves
     ]
+    funcs, weights = ([right], [2.0]) if on_a_is_worth is None else ([right, on_a], [2.0, on_a_is_worth])
     return vf.ToolEnv(
         dataset=Dataset.from_list(rows),
         system_prompt="Look.",
         tools=[look],
         max_turns=3,
-        rubric=vf.Rubric(funcs=[right], weights=[2.0]),
+        rubric=vf.Rubric(funcs=funcs, weights=weights),
     )

@@ -6,7 +6,6 @@ import shutil
 import pytest
 
 from slime.agent.harbor import load_task, row_of
-from slime.agent.harness import CommandHarness
 from slime.agent.sandbox import LocalSandbox
 from slime.agent.sandbox.engine import ENGINE
 from slime.rollout import harbor
@@ -15,24 +14,12 @@ from slime.rollout.harbor import HarborAgents, harbor_shell
 from slime.rollout.sglang_rollout import generate_rollout_async
 from slime.utils.types import Sample
 from tests.agent.containers import StandIn, has_namespaces
-from tests.agent.harbor_tasks import TESTS, TOML, make_task
+from tests.agent.harbor_tasks import PYTHON, TESTS, TOML, agent_harness, make_task
 from tests.engines.fake import EOS, HEADER, TalkingEngine
 
 pytestmark = pytest.mark.slow
 PARAMS = {"max_new_tokens": 300, "temperature": 1.0}
-AGENT = """
-import json, os, subprocess, urllib.request
-prompt = open(os.environ["SLIME_PROMPT_FILE"]).read()
-asked = {"model": "m", "messages": [{"role": "user", "content": prompt}]}
-request = urllib.request.Request(
-    os.environ["URL"] + "/v1/chat/completions",
-    json.dumps(asked).encode(),
-    {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["KEY"]},
-)
-with urllib.request.urlopen(request, timeout=300) as response:
-    said = json.load(response)["choices"][0]["message"]["content"]
-raise SystemExit(subprocess.run(["sh", "-c", said]).returncode)
-"""
+AGENT = 'raise SystemExit(subprocess.run(["sh", "-c", said]).returncode)\n'
 generate = harbor_shell(max_turns=3)
 
 
@@ -139,20 +126,10 @@ async def test_what_is_wrong_for_all_rows_ends_the_run(
         await generate(args, sample_of(), PARAMS)
 
 
-@pytest.mark.skipif(not shutil.which("python3", path="/usr/bin"), reason="needs /usr/bin/python3")
-async def test_an_agent_works_through_an_adapter(
-    containers, engine, make_args, sample_of, tokenizer, tmp_path
-):
-    agent = CommandHarness(
-        "writer",
-        "/usr/bin/python3 /app/agent.py",
-        env={"URL": "{adapter_url}", "KEY": "{session_id}"},
-        user="root",
-    )
-    agents = HarborAgents(agent, network="agents", adapter_host="127.0.0.1")
-    files = {"dockerfile": "FROM scratch\nWORKDIR /app\nCOPY given given\nCOPY agent.py agent.py\n"}
-    sample = sample_of(**files)
-    (tmp_path / "task/environment/agent.py").write_text(AGENT)
+@pytest.mark.skipif(not shutil.which(PYTHON), reason=f"needs {PYTHON}")
+async def test_an_agent_works_through_an_adapter(containers, engine, make_args, sample_of, tokenizer):
+    agents = HarborAgents(agent_harness(), network="agents", adapter_host="127.0.0.1")
+    sample = sample_of(agent=AGENT)
     engine.answer = saying("echo 42 > answer; exit 3")
     made = await agents(make_args(), sample, PARAMS)
     assert (made.reward, made.metadata["agent_exit_code"]) == (1.0, 3)
@@ -161,7 +138,7 @@ async def test_an_agent_works_through_an_adapter(
     runs = [words for words in containers.calls if words[0] == "run"]
     assert [words[words.index("--network") + 1] for words in runs] == ["agents", "none"]
     engine.answer = saying("true")
-    made = await agents(make_args(), sample_of(**files, tests="#!/bin/sh\n"), PARAMS)
+    made = await agents(make_args(), sample_of(agent=AGENT, tests="#!/bin/sh\n"), PARAMS)
     assert made.status is Sample.Status.FAILED and "wrote no reward" in made.metadata["grading_failure"]
     with pytest.raises(ValueError, match="network none"):
-        HarborAgents(agent, network="none", adapter_host="127.0.0.1")
+        HarborAgents(agent_harness(), network="none", adapter_host="127.0.0.1")
