@@ -103,6 +103,7 @@ def _bad_together(policies: Policies) -> Iterator[str]:
             yield f"{name}: {estimator} needs a critic (wanted: one without)"
         if filled(LoraConfig, args).serves_adapter:
             yield f"{name}: --no-lora-merge: engines of several policies get whole weights (wanted: without)"
+    yield from _names_twice(policies)
     first, *further = policies.items()
     taken = dict.fromkeys(given(first[1], *_PLACES), first[0])
     for name, args in further:
@@ -120,6 +121,17 @@ def _bad_together(policies: Policies) -> Iterator[str]:
                 f"{name}: --load {args.load}: iteration {_starts_at(args)}, but {first[0]} goes on from "
                 f"{_starts_at(first[1])} (wanted: the same of both, or finetune: true of both)"
             )
+
+
+def _names_twice(policies: Policies) -> Iterator[str]:
+    """A name says whose an answer is, and which router is asked."""
+    whose: dict[str, str] = {}
+    for name, args in policies.items():
+        for model in args.served_models:
+            other = whose.setdefault(model.name, name)
+            if other != name:
+                where = f"{name}: sglang_config {args.sglang_config}"
+                yield f"{where}: model {model.name}: {other} has a model of that name (wanted: another name)"
 
 
 def _vocabulary(args: Namespace) -> list[Any]:

@@ -38,7 +38,7 @@ def fleet_of(config: FleetConfig, slots: Slots, trainer_gpus: int) -> Fleet:
     groups: dict[str, list[EngineGroup]] = {model.name: [] for model in config.engines.served_models}
     policies = policy_configs(config)
     for place in group_places(config.engines.served_models):
-        own = policies.get(place.model.name, config)
+        own = policies.get(place.model.policy or place.model.name, config)
         groups[place.model.name].append(_spawned(own, place, slots, trainer_gpus, len(groups) > 1))
     trains = not config.debug.debug_rollout_only
     models = [

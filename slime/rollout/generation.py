@@ -51,12 +51,18 @@ def policy_url(config: GenerationConfig, sample: Sample) -> str:
     Raises:
         RolloutError: the run serves no model of that name.
     """
-    served = (config.router.sglang_model_routers or {}).keys() - {DEFAULT}
-    policies = [*config.policies.trained_policies, *sorted(served - config.policies.trained_policies.keys())]
+    policies = _known_policies(config)
     if sample.policy is not None and sample.policy not in policies:
         found = " or ".join(policies) or "none, without --policies or --sglang-config"
         raise RolloutError(f"{name_samples(sample)}: policy is {sample.policy!r} (wanted: {found})")
     return get_model_url(config.router, sample.policy or DEFAULT)
+
+
+def _known_policies(config: GenerationConfig) -> list[str]:
+    """The models whose answers samples may be: those that are trained, then others that are served."""
+    trained = config.policies.trained_policies
+    served = (config.router.sglang_model_routers or {}).keys() - {DEFAULT}
+    return [*trained, *sorted(served - trained.keys())]
 
 
 @cache
@@ -263,8 +269,8 @@ def _check_own_rewards(config: GenerationConfig, sample: Sample, result: Sample 
 
 
 def _check_policies(config: GenerationConfig, sample: Sample, result: Sample | list[Sample]) -> None:
-    """Tells of an answer that no trainer gets, where there are several, before a whole rollout is made."""
-    policies = config.policies.trained_policies
+    """Tells of an answer of nobody, where several models are trained, before a whole rollout is made."""
+    policies = _known_policies(config) if config.policies.trained_policies else ()
     for made in _as_list(result):
         if policies and made.policy not in policies:
             raise RolloutError(

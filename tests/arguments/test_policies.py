@@ -11,6 +11,10 @@ from slime.arguments import validated_args
 from slime.arguments.config_record import record
 from slime.arguments.core.flag import option_string
 from slime.arguments.groups.policies import CONFIG_GROUP, REFUSED
+from slime.arguments.validate.fleet_checks import bad_models
+from slime.arguments.validate.served_models import ModelConfig, ServerGroupConfig
+from slime.config.run import run_config
+from slime.ray.placement_group import placement_layout
 from slime.ray.policies import policy_configs
 from tests.run_args import config_with, run_args
 
@@ -91,7 +95,7 @@ def test_what_a_run_learns_later_each_of_them_knows() -> None:
         ([*TWO[:1], {"name": "b", "policies": "x"}], "b: policies is of the run, not of a policy"),
         *(
             ([*TWO[:1], {"name": "b", name: "1"}], f"b: {name} is of the run, not of a policy")
-            for name in ("sglang_config", "sglang_router_ip", "sglang_api_key", "sglang_server_concurrency")
+            for name in ("sglang_router_ip", "sglang_api_key", "sglang_server_concurrency")
         ),
     ],
 )
@@ -154,6 +158,76 @@ def test_a_mistake_in_the_flags_of_a_later_policy_names_it(
     missing = tmp_path / "missing"
     said = refusal(several([{"name": "solver"}, {"name": "rewriter", "hf_checkpoint": str(missing)}]))
     assert said.startswith("policy rewriter: --hf-checkpoint ") and str(missing) in said
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Any:
+    """``beside("first", past={...})``: an entry of the policy rewriter with models of its own."""
+
+    def entry(*names: str, kind: str = "regular", gpus: int | None = None, **more: Any) -> dict[str, Any]:
+        groups = [{"worker_type": kind, "num_gpus": 1}]
+        models = [{"name": name, "server_groups": groups, **more.get(name, {})} for name in (*names, *more)]
+        path = tmp_path / "rewriter.yaml"
+        path.write_text(yaml.safe_dump({"sglang": list({model["name"]: model for model in models}.values())}))
+        own = {"rollout_num_gpus": gpus or len(names) + len(more), "sglang_config": str(path)}
+        return {"name": "rewriter", **own}
+
+    return entry
+
+
+def test_a_policy_has_earlier_versions_of_itself_beside_it(several: Any, beside: Any) -> None:
+    own = beside("rewriter", past={"update_interval": 5}, first={"update_weights": False})
+    args = validated_args(several([{"name": "solver"}, own]))
+    found = [(m.name, m.policy, m.update_interval, m.update_weights) for m in args.served_models]
+    assert found == [
+        ("solver", "solver", None, True),
+        ("rewriter", "rewriter", None, True),
+        ("past", "rewriter", 5, True),
+        ("first", "rewriter", None, False),
+    ]
+    assert placement_layout(run_config(args)).rollout == 4
+    first = validated_args(several([own, {"name": "solver"}])).trained_policies["rewriter"]
+    assert [model.name for model in first.served_models] == ["rewriter", "past", "first"]
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (
+            (("past", "rewriter"), {}),
+            "model past comes first, and the first one is trained (wanted: rewriter",
+        ),
+        ((("rewriter", "solver"), {}), "rewriter.yaml: model solver: solver has a model of that name"),
+        ((("rewriter", "past"), {"gpus": 1}), "its groups have 2 GPUs in all (wanted: --rollout-num-gpus 1)"),
+        (
+            (("rewriter",), {"past": {"update_interval": 2, "update_weights": False}}),
+            "policy rewriter: --sglang-config: model past: update_interval 2: it takes no updates",
+        ),
+    ],
+)
+def test_models_beside_a_policy_that_cannot_be_are_refused(
+    several: Any, beside: Any, refusals: Any, made: Any, message: str
+) -> None:
+    names, more = made
+    said = refusals(several([{"name": "solver"}, beside(*names, **more)]))
+    assert any(message in line for line in said), said
+
+
+def test_one_file_of_models_for_all_policies_is_refused(several: Any, beside: Any, refusal: Any) -> None:
+    path = beside("solver", "past")["sglang_config"]
+    said = refusal(several(TWO, sglang_config=path, rollout_num_gpus=2))
+    assert said.startswith("policy rewriter: --sglang-config ")
+    assert "(wanted: rewriter; each policy has a file of its own, in its entry of --policies)" in said
+
+
+def test_engines_of_a_policy_do_not_part_their_work() -> None:
+    halves = [ServerGroupConfig(worker_type=kind, num_gpus=1) for kind in ("prefill", "decode")]
+    of_policy = {"policy_name": "b", "rollout_num_gpus": 2, "rollout_engine": "sglang"}
+    args = run_args(served_models=[ModelConfig("b", server_groups=halves, update_weights=True)], **of_policy)
+    (said,) = bad_models(args)
+    assert "model b: prefill and decode engines: not with --policies" in said
+    args.policy_name = None
+    assert not list(bad_models(args))
 
 
 def _checkpoint(root: Path, *iterations: int) -> None:

@@ -5,6 +5,7 @@ policies:
 - name: rewriter
   hf_checkpoint: /models/rewriter
   lr: 5e-6
+  sglang_config: rewriter.yaml      # its engines, and models beside it: earlier versions of it, a judge
 
 The flags of the run are those of the first one.
 """
@@ -44,6 +45,7 @@ OWN_FLAGS = frozenset(
         *(spec.dest for group in _GROUPS for spec in group.CONFIG_GROUP.specs()),
         *("hf_checkpoint", "load", "save", "save_hf", "finetune", "no_load_optim", "no_load_rng", "seed"),
         *("actor_num_nodes", "actor_num_gpus_per_node", "rollout_num_gpus", "rollout_num_gpus_per_engine"),
+        "sglang_config",
         *("global_batch_size", "num_steps_per_rollout", "micro_batch_size", "max_tokens_per_gpu"),
         *("log_probs_max_tokens_per_gpu", "update_weight_disk_dir", "save_debug_train_data"),
         *("freeze_params_name_list", "only_train_params_name_list"),
@@ -51,13 +53,12 @@ OWN_FLAGS = frozenset(
     }
 )
 """Flags that a policy may have for itself: they are about its weights, its trainer and its engines."""
-_OF_THE_RUN = frozenset({"sglang_config", *(field.name for field in fields(RouterConfig))})
+_OF_THE_RUN = frozenset(field.name for field in fields(RouterConfig))
 REFUSED = {
     "colocate": "trainers and engines of several policies share no GPUs",
     "asynchronous": "the asynchronous loop trains one policy",
     "partial_rollout": "a sample of several policies cannot be taken up again",
     "prefill_num_servers": "each policy has engines that are alike",
-    "sglang_config": "each policy has engines that are alike",
     "rollout_external": "each policy has engines that the run starts",
     "rollout_external_engine_addrs": "each policy has engines that the run starts",
     "sglang_router_ip": "each policy has a router that the run starts",

@@ -33,6 +33,7 @@ def bad_models(args: Namespace) -> Iterator[str]:
     models = args.served_models
     for model in models:
         yield from _bad_model(args, model)
+    yield from _bad_of_policy(args)
     total, found = args.rollout_num_gpus, sum(model.total_num_gpus for model in models)
     if found != total:
         yield f"--sglang-config: its groups have {found} GPUs in all (wanted: --rollout-num-gpus {total})"
@@ -43,6 +44,23 @@ def bad_models(args: Namespace) -> Iterator[str]:
             f"--sglang-config: model {models[0].name} comes first and takes no updates, but it is the first "
             "that answers the prompts (wanted: the trained model first)"
         )
+
+
+def _bad_of_policy(args: Namespace) -> Iterator[str]:
+    """What the models of one of several policies cannot be."""
+    models = args.served_models if args.policy_name else ()
+    if models and models[0].name != args.policy_name:
+        yield (
+            f"--sglang-config {args.sglang_config}: model {models[0].name} comes first, and the first one is "
+            f"trained (wanted: {args.policy_name}; each policy has a file of its own, in its entry of "
+            "--policies)"
+        )
+    for model in models:
+        if model.has_pd_disaggregation:
+            yield (
+                f"--sglang-config {args.sglang_config}: model {model.name}: prefill and decode engines: not "
+                "with --policies (wanted: worker_type regular)"
+            )
 
 
 def _bad_model(args: Namespace, model: ModelConfig) -> Iterator[str]:

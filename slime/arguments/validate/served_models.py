@@ -69,6 +69,7 @@ class ModelConfig(ServedModelConfig):
             update_weights=updates,
             num_gpus_per_engine=size,
             server_groups=groups,
+            policy=args.policy_name,
             evaluates=self.name == args.eval_model,
         )
 
