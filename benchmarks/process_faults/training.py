@@ -30,8 +30,8 @@ _OF_WEIGHT_SYNC: dict[str, Fault] = {
     ),
     "the version comes with the first bucket": Fault(
         "slime/weight_sync/plan.py",
-        "send(bucket, left == 0)",
-        "send(bucket, left != 0)",
+        "send(bucket, self.left == 0)",
+        "send(bucket, self.left != 0)",
         ("tests/weight_sync/test_handle.py",),
         "the_last_one_carries_the_version",
     ),

@@ -40,13 +40,13 @@ class SpanList:
         self._spans: list[Span] = []
 
     @contextmanager
-    def measure(self, name: str, **attrs: Any) -> Iterator[None]:
-        """Measures the block as a span."""
+    def measure(self, name: str, lane: int = 0, **attrs: Any) -> Iterator[None]:
+        """Measures the block as a span; one of another thread needs a lane of its own."""
         start = time.time()
         try:
             yield
         finally:
-            self._spans.append(Span(name, start, time.time(), attrs=attrs))
+            self._spans.append(Span(name, start, time.time(), lane, attrs))
 
     def take(self) -> list[Span]:
         """Returns the spans so far; the list is empty afterwards."""

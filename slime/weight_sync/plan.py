@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 
 import torch
 
@@ -12,6 +13,8 @@ from slime.weight_sync.proof import SentTensors
 
 Send = Callable[[NamedTensors, bool], int]
 """Takes a bucket, and whether it is the last one; returns the bytes that this rank handed over."""
+Prepare = Callable[[NamedTensors], None]
+"""Takes the bucket that will be sent first."""
 
 
 class Manifest:
@@ -103,30 +106,34 @@ class WeightPlan:
         """The names of the source's tensors, before filters."""
         return [tensor.name for tensor in self._source.manifest()]
 
-    def carry(self, send: Send | None) -> int:
-        """Gathers the weights, in step with the other ranks of the source, and gives them to ``send``.
+    def begin(self, prepare: Prepare | None, parts: int = 1) -> "Passage":
+        """Gathers the first bucket, in step with the other ranks of the source.
 
-        A rank without ``send`` only gathers. So does one after a failure, which it raises at the end: others
-        would wait for it.
+        Args:
+            prepare: given what becomes of it, where this rank sends; None where it only gathers.
+            parts: how many buckets are there at once, and share the bytes of one.
 
-        Returns:
-            Bytes that this rank handed over.
+        Raises:
+            ValueError: a filter cannot do with a tensor.
         """
-        gathered = self._measured("gather", self._source.buckets(self._max_bytes))
-        if send is None:
-            _exhaust(gathered)
-            return 0
-        try:
-            sent, left = 0, len(self.manifest.tensors)
-            for bucket in self._measured("convert", self.filtered(gathered)):
-                left -= len(bucket)
-                with self._spans.measure("send"):
-                    sent += send(bucket, left == 0)
-                del bucket
-            return sent
-        except Exception:
-            _exhaust(gathered)
-            raise
+        gathered = self._measured("gather", self._source.buckets(max(self._max_bytes // parts, 1)))
+        if prepare is None:
+            next(gathered, None)
+            return Passage(gathered, None, self._spans)
+        with self._spans.measure("convert"):
+            # Before what may fail on this rank alone: the others gather it too.
+            first = [bucket for bucket in (next(gathered, None),) if bucket is not None]
+            converted = self.filtered(chain(_given_away(first), gathered))
+            ready = next(converted, [])
+        passage = Passage(gathered, self._measured("convert", converted), self._spans)
+        passage.first, passage.left = ready, len(self.manifest.tensors)
+        if ready:
+            prepare(ready)
+        return passage
+
+    def carry(self, send: Send | None) -> int:
+        """Gathers all weights and gives them to ``send``; see `Passage.carry`."""
+        return self.begin(None if send is None else _as_it_is).carry(send)
 
     def _measured(self, name: str, buckets: Iterator[NamedTensors]) -> Iterator[NamedTensors]:
         """Yields the same buckets, and notes how long each was waited for."""
@@ -137,6 +144,63 @@ class WeightPlan:
                 return
             yield bucket
             del bucket
+
+
+class Passage:
+    """Weights on their way, of which the first bucket is there.
+
+    Attributes:
+        first: what is sent first; empty where that is not known yet, or this rank sends nothing.
+        left: the tensors that have not been sent.
+    """
+
+    def __init__(
+        self, gathered: Iterator[NamedTensors], converted: Iterator[NamedTensors] | None, spans: SpanList
+    ) -> None:
+        self._gathered, self._converted, self._spans = gathered, converted, spans
+        self.first: NamedTensors = []
+        self.left = 0
+
+    def carry(self, send: Send | None) -> int:
+        """Gathers the rest, in step with the other ranks of the source, and gives all to ``send``.
+
+        A rank without ``send`` only gathers. So does one after a failure, which it raises at the end: others
+        would wait for it.
+
+        Returns:
+            Bytes that this rank handed over.
+        """
+        sent = 0
+        try:
+            for bucket in self._to_send():
+                if send is not None and bucket:
+                    self.left -= len(bucket)
+                    with self._spans.measure("send"):
+                        sent += send(bucket, self.left == 0)
+                del bucket
+        except Exception:
+            self.first, self._converted = [], None
+            _exhaust(self._gathered)
+            raise
+        return sent
+
+    def _to_send(self) -> Iterator[NamedTensors]:
+        if self._converted is None:
+            _exhaust(self._gathered)
+            return
+        first, self.first = [self.first], []
+        yield from _given_away(first)
+        yield from self._converted
+
+
+def _given_away(buckets: list[NamedTensors]) -> Iterator[NamedTensors]:
+    """Yields them, and keeps none of them in memory."""
+    while buckets:
+        yield buckets.pop()
+
+
+def _as_it_is(bucket: NamedTensors) -> None:
+    """Prepares nothing."""
 
 
 def _exhaust(buckets: Iterator[NamedTensors]) -> None:

@@ -17,7 +17,7 @@ from slime.weight_sync.agreement import RankAgreement, wait_limit
 from slime.weight_sync.filters.filter import Filter
 from slime.weight_sync.filters.format import ServedFormat
 from slime.weight_sync.filters.pairs import WholePairs
-from slime.weight_sync.plan import WeightPlan
+from slime.weight_sync.plan import Passage, WeightPlan
 from slime.weight_sync.report import SyncReport
 from slime.weight_sync.transports import transports_of
 from slime.weight_sync.transports.adapters import AdapterTransport
@@ -45,6 +45,7 @@ class Route:
         self.serving: list[Transport] = []
         self.floor = 0.0
         self._speeds: dict[Transport, float] = {}
+        self._passage: Passage | None = None
 
     @property
     def sources(self) -> set[int]:
@@ -66,7 +67,7 @@ class Route:
         Raises:
             ValueError: no transport reaches an engine.
         """
-        remaining, self.serving = list(endpoints), []
+        remaining, self.serving, self._passage = list(endpoints), [], None
         for transport in self.transports:
             served = [endpoint for endpoint in remaining if transport.accepts(endpoint)]
             remaining = [endpoint for endpoint in remaining if endpoint not in served]
@@ -79,18 +80,25 @@ class Route:
             if transport not in self._speeds and dist.get_rank() in transport.source_ranks():
                 self._speeds[transport] = transport.path_speed()
 
-    def open(self, version: str) -> None:
+    def prepare(self) -> None:
+        """Does what needs no engine: these compute until the first bucket is there."""
         self.floor = 0.0
-        if self.sends:
-            _ = self.plan.manifest  # what cannot be sent is known before an engine stops
+        if self.sources & self.plan.ranks:
+            parts = max(transport.buckets_at_once for transport in self.serving)
+            self._passage = self.plan.begin(self._prepare if self.sends else None, parts)
+
+    def _prepare(self, bucket: NamedTensors) -> None:
+        for transport in self.serving:
+            transport.prepare(bucket)
+
+    def open(self, version: str) -> None:
         for transport in self.serving:
             transport.open(version, self.plan)
 
     def carry(self) -> int:
         """Gathers and sends; returns the bytes that this rank handed over."""
-        if not self.sources & self.plan.ranks:
-            return 0
-        return self.plan.carry(self._send if self.sends else None)
+        passage, self._passage = self._passage, None
+        return 0 if passage is None else passage.carry(self._send if self.sends else None)
 
     def _send(self, bucket: NamedTensors, is_last: bool) -> int:
         sent = 0
@@ -181,6 +189,10 @@ class WeightUpdate:
         routes = self._routes[self._has_base :]
         sent, transfer = 0, 0.0
         for route in routes:
+            with self._step("prepare the first bucket"):
+                start = monotonic()
+                route.prepare()
+                transfer += monotonic() - start
             with self._step("pause engines and open the update"):
                 route.open(str(version))
             with self._step("send weights"):

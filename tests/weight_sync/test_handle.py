@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -238,3 +239,77 @@ def test_handles_are_collected_once_the_engine_has_answered(monkeypatch):
     assert done == [None, "collected", "7", "collected"] and post.call_args.args == (["payload"],)
     transport._leave()
     client.close.assert_called_once_with()
+
+
+@pytest.fixture
+def flats(monkeypatch):
+    """What a transport has made a handle of, and the values that were in it then."""
+    flats = []
+
+    def note(bucket):
+        flats.append((bucket.flattened_tensor, bucket.flattened_tensor.view(torch.float32).tolist()))
+        return "payload"
+
+    monkeypatch.setattr(handle, "serialize_bucket", note)
+    monkeypatch.setattr(handle, "withdraw_handle", lambda flat: flats.append("withdrawn"))
+    return flats
+
+
+def _transport(post):
+    transport = HandleTransport(run_config(run_args()))
+    transport._engine, transport._ranks = MagicMock(), [0]
+    transport._engine.update_weights_from_tensor.side_effect = post
+    return transport
+
+
+def _bucket(value):
+    return [("a", torch.full((3,), value))]
+
+
+def test_what_was_prepared_is_not_filled_again(flats):
+    transport, bucket = _transport(None), _bucket(1.0)
+    transport.prepare(bucket)
+    bucket[0][1].zero_()
+    for is_last in (False, True):
+        transport.send(bucket, is_last)
+    assert [values for _, values in flats] == [[1.0] * 3, [0.0] * 3]
+
+
+def test_a_bucket_is_filled_while_the_engine_takes_the_one_before_and_never_over_it(flats):
+    answer = threading.Semaphore(0)
+    transport = _transport(lambda *_, **options: answer.acquire(timeout=120))
+    transport.send(_bucket(1.0), is_last=False)
+    sending = threading.Thread(target=transport.send, args=(_bucket(2.0), False))
+    sending.start()
+    deadline = time.monotonic() + 120
+    while len(flats) < 2 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert sending.is_alive() and [values for _, values in flats] == [[1.0] * 3, [2.0] * 3]
+    assert flats[0][0].view(torch.float32).tolist() == [1.0] * 3
+    answer.release(4)
+    sending.join(120)
+    transport.send(_bucket(3.0), is_last=True)
+    places = [flat.data_ptr() for flat, _ in flats]
+    assert places[0] == places[2] != places[1]
+    transport.send(_bucket(4.0), is_last=True)  # a model of one bucket needs one place
+    assert flats[3][0].data_ptr() == places[0]
+
+
+def test_engines_are_left_once_they_no_longer_read(flats):
+    """A refusal is told with the next bucket, which nobody has got."""
+    answers = []
+
+    def refuse(*_, **options):
+        time.sleep(0.05)
+        answers.append("refused")
+        raise RuntimeError("as told")
+
+    transport = _transport(refuse)
+    transport.send(_bucket(1.0), is_last=False)
+    with pytest.raises(RuntimeError, match="as told"):
+        transport.send(_bucket(2.0), is_last=False)
+    assert flats[-1] == "withdrawn" and answers == ["refused"]
+    transport = _transport(refuse)
+    transport.send(_bucket(1.0), is_last=False)
+    transport._leave()
+    assert answers == ["refused"] * 2

@@ -26,6 +26,7 @@ class Source:
         return [TensorInfo(name, (2,), self._dtype) for name in self._announced]
 
     def buckets(self, max_bytes):
+        self.max_bytes = max_bytes
         for name in NAMES:
             self.gathered.append(name)
             yield [(name, torch.ones(2))]
@@ -87,6 +88,40 @@ def test_a_rank_that_fails_or_sends_nothing_gathers_to_the_end():
         WeightPlan(failed, [Halves()], 1).carry(refuse)
     assert WeightPlan(silent, [], 1).carry(None) == 0
     assert failed.gathered == silent.gathered == [*NAMES]
+
+
+class LastFirst(Filter):
+    """Holds everything back up to the end."""
+
+    def apply(self, buckets):
+        held = []
+        for bucket in buckets:
+            held += bucket
+            yield []
+        yield held
+
+
+def test_one_bucket_is_gathered_before_engines_are_paused_and_prepared_where_it_is_sent():
+    """On all ranks one, also where it cannot be sent."""
+    source, silent, torn = Source(), Source(), Source((*NAMES, "b"))
+    prepared, sent = [], []
+    passage = WeightPlan(source, [], 8).begin(lambda bucket: prepared.append([*dict(bucket)]), parts=2)
+    other = WeightPlan(silent, [], 8).begin(None)
+    with pytest.raises(ValueError, match="'b': is in the update twice"):
+        WeightPlan(torn, [], 8).begin(prepared.append)
+    assert prepared == [["a"]] and source.gathered == silent.gathered == torn.gathered == ["a"]
+    assert (source.max_bytes, silent.max_bytes) == (4, 8)
+    passage.carry(lambda bucket, is_last: sent.append(([*dict(bucket)], is_last)) or 8)
+    assert sent == [(["a"], False), (["b"], False), (["c"], True)] and other.carry(None) == 0
+    assert source.gathered == silent.gathered == [*NAMES]
+
+
+def test_what_depends_on_later_buckets_is_not_prepared():
+    source, prepared, sent = Source(), [], []
+    passage = WeightPlan(source, [LastFirst()], 8).begin(prepared.append)
+    assert source.gathered == ["a"] and prepared == []
+    passage.carry(lambda bucket, is_last: sent.append(([*dict(bucket)], is_last)) or 8)
+    assert sent == [([*NAMES], True)]
 
 
 class Counted(Source):

@@ -49,6 +49,9 @@ class Pretended(Transport):
     def connect(self, endpoints):
         self._note("connect", *(each.url for each in endpoints))
 
+    def prepare(self, bucket):
+        self._note("prepare", bucket[0][0])
+
     def open(self, version, plan):
         self._note("open", version)
 
@@ -103,6 +106,7 @@ def test_no_engine_goes_on_before_all_have_the_weights(update, log):
     assert report.commit == 0.5
     both = ("first", "second")
     assert log == [
+        *((name, "prepare", "a") for name in both),
         *((name, "open", "5") for name in both),
         *((name, "send", tensor, tensor == "b") for tensor in "ab" for name in both),
         *((name, "commit") for name in both),
@@ -166,7 +170,8 @@ def test_a_trace_has_what_became_of_each_bucket(log):
     update.connect(endpoints("one"))
     update.run(1)
     found = spans.take()
-    steps = ["pause engines and open the update", "send weights", "close the update and continue"]
+    steps = ["prepare the first bucket", "pause engines and open the update", "send weights"]
+    steps += ["close the update and continue"]
     assert [span.name for span in found if " " in span.name] == steps
     by_name = {name: [span for span in found if span.name == name] for name in ("gather", "convert", "send")}
     assert [len(each) for each in by_name.values()] == [3, 3, 2]  # the last one finds no bucket

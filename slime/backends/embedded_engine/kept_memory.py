@@ -3,12 +3,14 @@
 import mmap
 import os
 import re
+from collections import deque
 from dataclasses import dataclass
 
 import torch
 
 _DIRECTORY = "/dev/shm"
 _NAME = re.compile(r"/torch_\w+")
+_REQUESTS = 3
 _HEADER = 64
 """Bytes in which torch counts who has mapped a file of its own; the data follow."""
 
@@ -20,10 +22,10 @@ class _Mapping:
 
 
 class KeptMemory:
-    """Mappings of the files of the last request.
+    """Mappings of the files of the last requests.
 
-    A trainer keeps the file of its buckets too. Mapping it anew, and touching its pages, costs more than a
-    copy out of it.
+    A trainer keeps the files of its buckets too, of which two take turns: each is met again within three
+    requests. Mapping one anew, and touching its pages, costs more than a copy out of it.
 
     Torch maps it all the same, for as long as a request is read: so it counts its readers. It must not keep
     that: whoever is the last to let go of a file that is gone already, with its trainer, is aborted.
@@ -32,6 +34,7 @@ class KeptMemory:
     def __init__(self) -> None:
         self._kept: dict[str, _Mapping] = {}
         self._used: dict[str, _Mapping] = {}
+        self._recent: deque[set[str]] = deque(maxlen=_REQUESTS)
 
     def storage(self, handle: bytes, mapped: torch.UntypedStorage) -> torch.UntypedStorage:
         """Returns the same memory by a mapping that is kept; ``mapped`` where there can be none."""
@@ -45,15 +48,22 @@ class KeptMemory:
         return found.data.untyped_storage()
 
     def forget_others(self) -> None:
-        """Ends a request: lets go of the files that it did not use, and of those that are gone."""
-        self._kept = {name: one for name, one in self._used.items() if _file(name) == one.file}
+        """Ends a request: lets go of files that the last ones did not use, and of those that are gone."""
+        self._recent.append({*self._used})
+        self._kept |= self._used
         self._used = {}
+        recent = set().union(*self._recent)
+        self._kept = {name: one for name, one in self._there() if name in recent}
+
+    def _there(self) -> list[tuple[str, _Mapping]]:
+        """What is kept of files that are still there."""
+        return [(name, one) for name, one in self._kept.items() if _file(name) == one.file]
 
     def _mapping(self, name: str, nbytes: int) -> _Mapping | None:
         kept = self._kept.get(name)
         if kept is not None and kept.file == _file(name) and kept.data.numel() == nbytes:
             return kept
-        self._kept.clear()  # or there would be two buckets for a while
+        self._kept = dict(self._there())  # or there would be a bucket too many for a while
         return _mapped(name, nbytes)
 
 

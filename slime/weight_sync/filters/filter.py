@@ -21,4 +21,8 @@ class Filter(ABC):
 
     @abstractmethod
     def apply(self, buckets: Iterable[NamedTensors]) -> Iterator[NamedTensors]:
-        """Takes a bucket when the next one is asked of it, so that not more are in memory."""
+        """Takes a bucket when the next one is asked of it, so that not more are in memory.
+
+        Yields for each one that it takes at least one, empty if need be: whoever asks for one knows how many
+        were taken, which other ranks take too.
+        """

@@ -26,8 +26,7 @@ def whole_pairs(buckets: Iterable[NamedTensors]) -> Iterator[NamedTensors]:
     for bucket in buckets:
         ready, waiting = _sorted_out(bucket, waiting)
         del bucket  # the next one is made without it in memory
-        if ready:
-            yield ready
+        yield ready
         del ready
     if waiting:
         yield waiting

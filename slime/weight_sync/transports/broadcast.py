@@ -49,6 +49,7 @@ class BroadcastTransport(SessionTransport):
         self._group: dist.ProcessGroup | None = None
         self._group_name = ""
         self._buffer = FlatBuffer()
+        self._formed: tuple[list[torch.Tensor], str | None] | None = None
 
     @classmethod
     def is_wanted(cls, config: WeightUpdateConfig) -> bool:
@@ -61,10 +62,14 @@ class BroadcastTransport(SessionTransport):
             return math.inf
         return loopback_speed(probe_size(self._bucket_bytes, torch.device("cpu")))
 
+    def prepare(self, bucket: NamedTensors) -> None:
+        if self._group is not None:
+            self._formed = self._form(bucket)
+
     def send(self, bucket: NamedTensors, is_last: bool) -> int:
         if self._group is None:
             return 0
-        tensors, load_format = self._form(bucket)
+        (tensors, load_format), self._formed = self._formed or self._form(bucket), None
         names = [name for name, _ in bucket]
         dtypes = [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket]
         shapes = [list(tensor.shape) for _, tensor in bucket]
@@ -104,7 +109,7 @@ class BroadcastTransport(SessionTransport):
             self._engines.each(lambda client: client.destroy_weights_update_group(name))
         if self._group is not None:
             dist.destroy_process_group(self._group)
-        self._group, self._group_name, self._buffer = None, "", FlatBuffer()
+        self._group, self._group_name, self._buffer, self._formed = None, "", FlatBuffer(), None
 
     def _join(self) -> None:
         """

@@ -1,7 +1,8 @@
 """Weights by handle to engines that share the trainer's GPUs (or host memory)."""
 
 import os
-from functools import cache
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -35,10 +36,13 @@ class HandleTransport(SessionTransport):
     """Trainer ranks ``gpu_offset ... gpu_offset + num_gpus - 1`` stand behind the ranks of an engine.
 
     Each of them puts the bucket into one flat tensor on its own GPU; the first collects the handles and
-    posts them, one per tensor-parallel rank of the engine.
+    posts them, one per tensor-parallel rank of the engine. While the engine takes them in, the next bucket is
+    put into another flat tensor: two take turns.
 
     No weight gets there in fewer than two copies: into the flat tensor, and out of it into the engine's own.
     """
+
+    buckets_at_once = 2
 
     def __init__(self, config: WeightUpdateConfig) -> None:
         super().__init__(config)
@@ -46,7 +50,14 @@ class HandleTransport(SessionTransport):
         self._engine: EngineClient | None = None
         self._ranks: list[int] = []
         self._group: dist.ProcessGroup | None = None
-        self._buffer = FlatBuffer(shared=True)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._buffers = [FlatBuffer(shared=True) for _ in range(self.buckets_at_once)]
+        self._turn = 0
+        self._prepared: FlattenedTensorBucket | None = None
+        self._under_way: tuple[FlattenedTensorBucket, Future[None] | None] | None = None
+        self._poster: ThreadPoolExecutor | None = None
 
     @classmethod
     def is_wanted(cls, config: WeightUpdateConfig) -> bool:
@@ -63,43 +74,79 @@ class HandleTransport(SessionTransport):
         device = local_device(int(os.environ.get("LOCAL_RANK", "0")))
         return copy_speed(probe_size(self._bucket_bytes, device), device) / _COPIES
 
+    def prepare(self, bucket: NamedTensors) -> None:
+        if self._engine is not None:
+            self._prepared = self._flatten(bucket)
+
+    def _flatten(self, bucket: NamedTensors) -> FlattenedTensorBucket:
+        """Fills the flat tensor that the engine does not read now."""
+        if bucket[0][1].is_cpu:
+            _remove_memory_at_the_end()
+        return self._buffers[self._turn].flatten(bucket)
+
     def send(self, bucket: NamedTensors, is_last: bool) -> int:
         if self._engine is None:
             return 0
         failure: Exception | None = None
-        payload, nbytes = "", 0
+        payload, nbytes, flat = "", 0, None
         try:
-            if bucket[0][1].is_cpu:
-                _remove_memory_at_the_end()
-            flat = self._buffer.flatten(bucket)  # kept until the engine has answered, which reads it
+            flat, self._prepared = self._prepared or self._flatten(bucket), None
             payload, nbytes = serialize_bucket(flat), flat.flattened_tensor.nbytes
         except Exception as error:  # the other ranks behind the engine wait for what this one has to say
             failure = error
-        handed, refusal = self._collect(payload, failure), None
-        if handed is not None:
-            try:
-                self._post(handed, is_last)
-            except Exception as error:
-                refusal = error
+        handed = self._collect(payload, failure)
         try:
-            self._share_outcome(failure, refusal)
-        except NothingPosted:
-            withdraw_handle(flat.flattened_tensor)
+            self._settle(failure, handed)
+        except Exception:
+            if flat is not None and payload:
+                withdraw_handle(flat.flattened_tensor)
             raise
-        collect_handles()
+        assert flat is not None
+        self._under_way = flat, self._begin_post(handed, is_last)
+        self._turn = 0 if is_last else 1 - self._turn  # the second is needed where there are two buckets
+        if is_last:
+            self._settle()
         return nbytes
 
-    def _post(self, handed: list[Handed], is_last: bool) -> None:
-        """
+    def _settle(self, failure: Exception | None = None, handed: list[Handed] | None = None) -> None:
+        """Waits for the engine's answer to the bucket before, whose flat tensor is free then.
+
+        Args:
+            failure: why this rank has no next bucket.
+            handed: the next bucket, on the rank that is to post it.
+
         Raises:
-            EngineError: the engine refused the bucket, or did not answer in time.
-            NothingPosted: a rank has nothing to hand over.
+            EngineError: the engine refused the bucket before, or did not answer in time.
+            NothingPosted: a rank has no next bucket.
         """
-        for rank, (_, failure) in zip(self._ranks, handed, strict=True):
+        refusal: Exception | None = None
+        try:
+            if self._under_way is not None and self._under_way[1] is not None:
+                self._under_way[1].result()
+            self._require_all(handed or [])
+        except Exception as error:
+            refusal = error
+        self._share_outcome(failure, refusal)
+        if self._under_way is not None:
+            self._under_way = None
+            collect_handles()
+
+    def _require_all(self, handed: list[Handed]) -> None:
+        for rank, (_, failure) in zip(self._ranks, handed, strict=False):
             if failure is not None:
                 raise NothingPosted(f"trainer rank {rank} handed over no bucket: {failure}")
+
+    def _begin_post(self, handed: list[Handed] | None, is_last: bool) -> Future[None] | None:
+        """Posts a bucket on the rank that has all handles, in another thread."""
+        if handed is None:
+            return None
+        if self._poster is None:
+            self._poster = ThreadPoolExecutor(1, thread_name_prefix="post-bucket")
+        return self._poster.submit(partial(self._post, handed, is_last))
+
+    def _post(self, handed: list[Handed], is_last: bool) -> None:
         assert self._engine is not None
-        with self.spans.measure("apply"):
+        with self.spans.measure("apply", lane=1):
             self._engine.update_weights_from_tensor(
                 [payload for payload, _ in handed],
                 load_format="flattened_bucket",
@@ -130,12 +177,16 @@ class HandleTransport(SessionTransport):
                 self._ranks, self._group = ranks, group
 
     def _leave(self) -> None:
+        if self._under_way is not None and self._under_way[1] is not None:
+            wait([self._under_way[1]])  # the engine may still read what it was given
+        if self._poster is not None:
+            self._poster.shutdown()
         if self._engine is not None:
             self._engine.close()
         if self._group is not None:
             dist.destroy_process_group(self._group)
         self._engine, self._group, self._ranks, self._all_ranks = None, None, [], set()
-        self._buffer = FlatBuffer(shared=True)
+        self._begin_anew()
 
     def _collect(self, payload: str, failure: Exception | None) -> list[Handed] | None:
         """What all ranks behind this engine hand over, on the first of them."""

@@ -15,7 +15,7 @@ class Transport(ABC):
     """One way to engines, with what has to happen to them before the first bucket and after the last.
 
     All methods are called on every trainer rank, in the same order: connect; then for each update, if there
-    are engines that it serves: open, send, send, ..., commit, resume; at last disconnect.
+    are engines that it serves: prepare, open, send, send, ..., commit, resume; at last disconnect.
 
     Attributes:
         choice: the value of ``--update-weight-transport`` that it is for.
@@ -23,6 +23,7 @@ class Transport(ABC):
         commit_time: seconds of that in which one of them took weights in, as it told this rank; see
             `SyncReport`.
         density: which part of all bytes the last update had to send, on a rank that knows; else 0.
+        buckets_at_once: how many of them it has on their way, which share the bytes of one.
         spans: for ``--trace``, in place of those of its own.
     """
 
@@ -30,6 +31,7 @@ class Transport(ABC):
     pause = 0.0
     commit_time = 0.0
     density = 0.0
+    buckets_at_once = 1
     spans: SpanList
 
     @abstractmethod
@@ -62,6 +64,13 @@ class Transport(ABC):
         Called on the source ranks when engines are connected.
         """
         return math.inf
+
+    def prepare(self, bucket: NamedTensors) -> None:
+        """Does with the bucket that `send` is given first what needs no engine, while all of them compute.
+
+        Called on the source ranks, unless what the first bucket is depends on the second.
+        """
+        return
 
     @abstractmethod
     def open(self, version: str, plan: WeightPlan) -> None:

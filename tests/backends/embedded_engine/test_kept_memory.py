@@ -51,8 +51,9 @@ def test_a_file_that_no_bucket_comes_through_any_more_is_let_go_of(memory):
     old, new = FlatBuffer(), FlatBuffer()
     read(memory, serialize_bucket(old.flatten([("w", LONG)])))
     name = next(iter(memory._kept))
-    read(memory, serialize_bucket(new.flatten([("w", LONG)])))
-    assert name not in memory._kept and len(memory._kept) == 1
+    for left in (True, True, False):
+        read(memory, serialize_bucket(new.flatten([("w", LONG)])))
+        assert (name in memory._kept) == left and len(memory._kept) == 1 + left
     del old, new
     assert not [name for name in memory._kept if os.path.exists("/dev/shm" + name)]
     memory.forget_others()
@@ -68,6 +69,20 @@ def test_files_of_several_ranks_stay_mapped_side_by_side(memory):
         places = [tensor.data_ptr() for tensor in found]
         assert len({*places}) == len(memory._kept) == 2
     assert places == [one.data.data_ptr() for one in memory._kept.values()]
+
+
+@pytest.mark.parametrize("buckets", [2, 3])
+def test_two_files_that_take_turns_are_mapped_once(memory, buckets, monkeypatch):
+    """The first bucket of each update comes through the first one."""
+    mapped, files = kept_memory._mapped, [FlatBuffer(), FlatBuffer()]
+    made = []
+    monkeypatch.setattr(kept_memory, "_mapped", lambda *file: (made.append(file), mapped(*file))[1])
+    for update in range(3):
+        for bucket in range(buckets):
+            value = LONG + 10 * update + bucket
+            found = read(memory, serialize_bucket(files[bucket % 2].flatten([("w", value)])))
+            assert torch.equal(found, value)
+    assert len(made) == 2
 
 
 def test_a_file_of_the_same_name_is_another_file(memory):
@@ -107,9 +122,10 @@ def test_a_file_that_goes_within_a_request_is_let_go_of_at_its_end(memory):
     assert not memory._kept and maps() == before
 
 
-def test_two_buckets_are_not_mapped_at_once(memory, monkeypatch):
+def test_a_file_that_is_gone_is_not_mapped_beside_the_one_in_its_place(memory, monkeypatch):
     old, new = FlatBuffer(), FlatBuffer()
     read(memory, serialize_bucket(old.flatten([("w", LONG)])))
+    del old
     mapped, kept = kept_memory._mapped, []
     monkeypatch.setattr(
         kept_memory, "_mapped", lambda *file: (kept.append(len(memory._kept)), mapped(*file))[1]
