@@ -6,7 +6,7 @@ import subprocess
 import sys
 from enum import StrEnum
 
-PAUSE_S = 5.0
+PAUSE_S = 3.0
 """Seconds after which a paused process goes on: less than what the run takes for a stop."""
 
 
@@ -18,7 +18,7 @@ class Kind(StrEnum):
     STOP = "stop"
     """Sends SIGSTOP: the process lives and never answers again, as one that hangs."""
     PAUSE = "pause"
-    """Stops the process for 5 seconds, as on a machine that swaps: nothing should come of it."""
+    """Stops the process for 3 seconds, as on a machine that swaps: nothing should come of it."""
 
 
 def strike(kind: Kind, pid: int) -> bool:

@@ -23,7 +23,7 @@ class Restarts:
 
     SIGTERM and Ctrl-C are handed on to it, and end it for good. It has a session of its own, so that a
     terminal tells it nothing twice, and is sent SIGTERM when this process dies. One that somebody has stopped
-    (SIGSTOP) for 15 seconds is killed: it would never end.
+    (SIGSTOP) for six seconds is killed: it would never end.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from slime.processes.reaper import read_processes
 
-STOPPED_LIMIT_S = 15.0
+STOPPED_LIMIT_S = 6.0
 """A shorter stop is forgiven: somebody may look at the process with a debugger."""
 _LONGEST_GAP_S = 15.0
 """The longest gap between looks that say something about the time between them."""

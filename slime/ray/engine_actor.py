@@ -91,6 +91,10 @@ class EngineActor:
         self._engine.wait_ready(timeout)
         return self._engine.endpoint
 
+    def process_location(self) -> ProcessLocation:
+        """Returns the node and the process of this actor."""
+        return process_location()
+
     def server_location(self) -> ProcessLocation:
         """Returns the node and the process that ends when nothing of the server is left."""
         node, _ = process_location()

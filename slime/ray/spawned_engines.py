@@ -1,6 +1,7 @@
 """Engines that this run starts: an engine actor, a Ray actor on the engine's node, owns each process."""
 
 import logging
+import threading
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from slime.config.fleet import FleetConfig
 from slime.ray.engine_actor import EngineActor, EngineShape
 from slime.ray.node import process_env, runtime_env
 from slime.ray.placement_group import Slots
-from slime.ray.process_watch import ProcessLocation
+from slime.ray.process_watch import ProcessLocation, ProcessStopped, ProcessWatch
 from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all, wait_one
 from slime.utils.types import EngineEndpoint
 
@@ -28,24 +29,39 @@ class SpawnedEngine:
     def __init__(self, rank: int, actors: Sequence[Any]) -> None:
         self.rank, self.actors = rank, list(actors)
         self._processes: list[ProcessLocation] = []
+        self._watch: ProcessWatch | None = None  # there is none before an actor is slow to answer
+        self._watching = threading.Lock()
 
     def failure_reason(self) -> str | None:
         refs = [actor.failure_reason.remote() for actor in self.actors]
         for part, ref in enumerate(refs):
             try:
-                reason = wait_one(ref, f"life of engine {self.rank}", ANSWER_TIMEOUT)
+                reason = wait_one(ref, f"life of engine {self.rank}", ANSWER_TIMEOUT, self._look)
+            except ProcessStopped as error:
+                reason = str(error)
             except (ProcessDied, DeadlineExceeded) as error:
                 reason = f"its engine actor is gone: {error}"
             if reason is not None:
                 return reason if len(refs) == 1 else f"its part on node {part}: {reason}"
         return None
 
+    def _look(self) -> None:
+        """Raises ProcessStopped if somebody has stopped one of the actors; from any thread."""
+        with self._watching:
+            if self._watch is None:
+                self._watch = ProcessWatch()
+                for actor in self.actors:
+                    self._watch.add("its engine actor", actor)
+            self._watch.check()
+
     def processes(self) -> list[ProcessLocation]:
         """Its servers' processes; none if they ended before they were asked."""
         if not self._processes:
             refs = [actor.server_location.remote() for actor in self.actors]
-            with suppress(ProcessDied, DeadlineExceeded, ray.exceptions.RayError):
-                self._processes = wait_all(refs, f"processes of engine {self.rank}", ANSWER_TIMEOUT)
+            with suppress(ProcessDied, ProcessStopped, DeadlineExceeded, ray.exceptions.RayError):
+                self._processes = wait_all(
+                    refs, f"processes of engine {self.rank}", ANSWER_TIMEOUT, self._look
+                )
         return self._processes
 
     def updated(self, version: str) -> None:
@@ -55,8 +71,8 @@ class SpawnedEngine:
         refs = [actor.shutdown.remote() for actor in self.actors]
         for ref in refs:
             try:
-                wait_one(ref, f"end of engine {self.rank}", ANSWER_TIMEOUT)
-            except (ray.exceptions.RayError, DeadlineExceeded, ProcessDied) as error:
+                wait_one(ref, f"end of engine {self.rank}", ANSWER_TIMEOUT, self._look)
+            except (ray.exceptions.RayError, DeadlineExceeded, ProcessDied, ProcessStopped) as error:
                 logger.warning("engine %d did not shut down by itself: %s", self.rank, error)
         for actor in self.actors:
             ray.kill(actor)

@@ -18,7 +18,7 @@ _IN_CONSTRUCTOR = "raised in its creation task"
 # What a collective says whose peer has ended.
 _LOST_PEER = re.compile(r"connection (closed|reset)|broken pipe|gloo|nccl|remote process exited", re.I)
 
-_LOOK_INTERVAL = 5.0  # seconds
+_LOOK_INTERVAL = 1.5  # seconds
 _DEATH_NOTICE = 5.0  # seconds that Ray may tell of a rank's end after its peers do
 
 
@@ -39,7 +39,7 @@ def wait_all(
     collective that waits for the failed one.
 
     Args:
-        meanwhile: called every few seconds; what it raises ends the wait.
+        meanwhile: called every second or two; what it raises ends the wait.
 
     Raises:
         DeadlineExceeded: names what was waited for, which calls are missing, and since when.

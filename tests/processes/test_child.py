@@ -263,10 +263,10 @@ def test_a_process_that_was_stopped_is_told_after_a_while(tmp_path, monkeypatch)
         at = lambda moment: monkeypatch.setattr(stopped, "time", SimpleNamespace(monotonic=lambda: moment))
         at(now)
         assert process.failure_reason() is None
-        at(now + 10)
+        at(now + 5)
         assert process.failure_reason() is None
-        at(now + 20)
-        assert f"server: process {tree[-1]} is stopped (SIGSTOP), for 20 s" in process.failure_reason()
+        at(now + 10)
+        assert f"server: process {tree[-1]} is stopped (SIGSTOP), for 10 s" in process.failure_reason()
         monkeypatch.undo()
         os.kill(tree[-1], signal.SIGCONT)
         while is_stopped(tree[-1]):

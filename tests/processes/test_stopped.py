@@ -24,17 +24,17 @@ def overdue(monkeypatch):
 
 
 def test_a_process_that_is_stopped_at_every_look_is_overdue(overdue):
-    assert [overdue(seconds, [7]) for seconds in (0, 5, 14)] == [{}, {}, {}]
-    assert overdue(19, [7, 8]) == {7: 19.0}
+    assert [overdue(seconds, [7]) for seconds in (0, 2, 5)] == [{}, {}, {}]
+    assert overdue(7, [7, 8]) == {7: 7.0}
 
 
 def test_a_process_that_ran_at_one_look_is_not(overdue):
-    assert [overdue(seconds, pids) for seconds, pids in ((0, [7]), (5, []), (10, [7]), (20, [7]))] == [{}] * 4
+    assert [overdue(seconds, pids) for seconds, pids in ((0, [7]), (3, []), (4, [7]), (9, [7]))] == [{}] * 4
 
 
 def test_nothing_is_held_against_it_for_the_time_in_which_nobody_looked(overdue):
-    assert overdue(0, [7]) == overdue(600, [7]) == overdue(610, [7]) == {}
-    assert overdue(616, [7]) == {7: 16.0}
+    assert overdue(0, [7]) == overdue(600, [7]) == overdue(605, [7]) == {}
+    assert overdue(606, [7]) == {7: 6.0}
 
 
 def test_a_process_runs_until_it_is_dead_whoever_waits_for_it():

@@ -49,7 +49,7 @@ class KeptSource(Source):
         return SpawnedEngine(rank, [FakeEngineActor()])
 
 
-def answer(actor: FakeEngineActor, what: str, timeout: float) -> None:
+def answer(actor: FakeEngineActor, what: str, timeout: float, meanwhile: object = None) -> None:
     if actor.lost:
         raise ProcessDied(f"{what}: the process of rank 0 ended")
 

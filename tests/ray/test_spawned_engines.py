@@ -1,6 +1,9 @@
 """What the actors of a group are told."""
 
+import os
+import signal
 import threading
+import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -10,8 +13,10 @@ import ray
 import torch
 
 from slime.config.run import RunConfig
-from slime.ray import spawned_engines
+from slime.processes.stopped import is_running
+from slime.ray import spawned_engines, waiting
 from slime.ray.local_start import start_ray
+from slime.ray.process_watch import ProcessWatch
 from slime.ray.spawned_engines import EngineActor, EngineShape, SpawnedEngine, SpawnedEngines
 from slime.ray.waiting import wait_one
 from tests.run_args import config_with
@@ -178,7 +183,9 @@ def test_all_parts_are_waited_for_and_the_first_one_serves(monkeypatch: pytest.M
 
 
 @pytest.mark.cluster
-def test_an_engine_that_is_still_starting_is_looked_at_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_still_starting_or_stopped_is_looked_at_and_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Starting:
         """By value, since Ray's processes do not find this module."""
 
@@ -190,6 +197,9 @@ def test_an_engine_that_is_still_starting_is_looked_at_and_ended(monkeypatch: py
 
         def failure_reason(self) -> None:
             return None
+
+        def process_location(self) -> tuple[str, int]:
+            return ray.get_runtime_context().get_node_id(), os.getpid()
 
         def shutdown(self) -> None:
             self._ended.set()
@@ -209,5 +219,19 @@ def test_an_engine_that_is_still_starting_is_looked_at_and_ended(monkeypatch: py
         engine.actors[0].shutdown.remote()
         assert wait_one(started, "its start", 120)
         engine.end()
+
+        monkeypatch.setattr(waiting, "_LOOK_INTERVAL", 0.2)
+        monkeypatch.setattr(ProcessWatch.__init__, "__defaults__", (1.0,))
+        stopped = SpawnedEngines(config_with(), Anywhere(), EngineShape(1)).launch(0, 0)  # type: ignore[arg-type]
+        _, pid = wait_one(stopped.actors[0].process_location.remote(), "its start", 120)
+        os.kill(pid, signal.SIGSTOP)
+        reason = stopped.failure_reason()
+        assert reason is not None
+        assert reason.startswith(f"its engine actor (process {pid}) is stopped (SIGSTOP)")
+        stopped.end()  # it does not wait for an answer
+        deadline = time.monotonic() + 60
+        while is_running(pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not is_running(pid)
     finally:
         ray.shutdown()

@@ -126,7 +126,7 @@ def names_of(sim: Any) -> dict[str, Any]:
         f"slime.ray.{module}.threading": modules.threading
         for module in (
             *("fleet", "engine_watch", "engine", "served_model", "engine_starts", "engine_group"),
-            "membership",
+            *("membership", "spawned_engines"),
         )
     }
     rays = {
@@ -152,6 +152,7 @@ def names_of(sim: Any) -> dict[str, Any]:
         "slime.ray.fleet_setup.find_available_port": lambda port: port,
         "slime.ray.fleet_setup.log_dir": lambda: _Directory(),
         "slime.ray.rollout_group.ProcessWatch": NoWatch,
+        "slime.ray.spawned_engines.ProcessWatch": NoWatch,
         "slime.ray.train_group.ProcessWatch": NoWatch,
         "slime.ray.train_group.TrainRayActor": SimTrainActor,
         "slime.ray.spawned_engines.EngineActor": SimEngineActor,

@@ -15,7 +15,7 @@ from tests.trainer_batches import trainer_args
 
 pytestmark = pytest.mark.slow
 
-STOPPED, KILLED = "was stopped (SIGSTOP) for 15 s, and killed", "was killed by SIGKILL"
+STOPPED, KILLED = "was stopped (SIGSTOP) for 6 s, and killed", "was killed by SIGKILL"
 WHOLE = (3, 4)  # the saves after those
 
 

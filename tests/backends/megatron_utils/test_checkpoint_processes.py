@@ -57,7 +57,7 @@ def test_one_that_is_killed_fails_the_save(write, end, how):
 def test_one_that_stays_stopped_is_killed_and_fails_the_save(write, monkeypatch):
     monkeypatch.setattr(checkpoint_processes, "_LOOK_S", 0.01)
     monkeypatch.setattr(StopClock.overdue, "__defaults__", (0.05,))
-    why = "was stopped (SIGSTOP) for 15 s, and killed"
+    why = "was stopped (SIGSTOP) for 6 s, and killed"
     stopped = write(lambda: os.kill(os.getpid(), signal.SIGSTOP))
     assert str(stopped) == f"b.distcp: the process that wrote it {why}"
 
@@ -116,7 +116,7 @@ def test_what_a_stopped_process_has_started_is_killed_with_it(monkeypatch):
     process = context.Process(target=start_and_stop)
     process.start()
     child = psutil.Process(told.recv())
-    assert "was stopped (SIGSTOP) for 15 s" in str(answer_of(process, receiver, "it"))
+    assert "was stopped (SIGSTOP) for 6 s" in str(answer_of(process, receiver, "it"))
     assert not psutil.wait_procs([child], timeout=30)[1]
 
 
