@@ -249,8 +249,8 @@ class _Pickler(pickle._Pickler):
         self.memoize(obj)
 
 
-Opened = Callable[[bytes, torch.UntypedStorage], torch.UntypedStorage]
-"""What stands for shared memory of this handle, which torch has mapped."""
+Opened = Callable[[bytes, int, Callable[[], torch.UntypedStorage]], torch.UntypedStorage]
+"""What stands for shared memory of this handle and size, which the last argument has torch map."""
 
 
 def deserialize_tensors(text: str, opened: Opened | None = None) -> Any:
@@ -335,8 +335,8 @@ def _open_file(
     opened: Opened, kind: type, manager: bytes, handle: bytes, size: int, dtype: torch.dtype | None = None
 ) -> Any:
     """Opens shared memory as torch does; another mapping may stand for it."""
-    storage = reductions.rebuild_storage_filename(kind, manager, handle, size, dtype)
-    return opened(handle, storage) if isinstance(storage, torch.UntypedStorage) else storage
+    mapped = partial(reductions.rebuild_storage_filename, kind, manager, handle, size, dtype)
+    return opened(handle, size, mapped) if kind is torch.UntypedStorage and dtype is None else mapped()
 
 
 def _latin1(text: str, encoding: str) -> bytes:

@@ -4,6 +4,7 @@ import mmap
 import os
 import re
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,13 @@ _HEADER = 64
 class _Mapping:
     file: tuple[int, int]
     data: torch.Tensor
+    readers: memoryview
+    """One number, beside that of the owner."""
+
+    def leave(self) -> None:
+        """Takes a reader off, as torch does at the end of its mapping."""
+        if self.readers[0] > 1:
+            self.readers[0] -= 1
 
 
 class KeptMemory:
@@ -27,8 +35,9 @@ class KeptMemory:
     A trainer keeps the files of its buckets too, of which two take turns: each is met again within three
     requests. Mapping one anew, and touching its pages, costs more than a copy out of it.
 
-    Torch maps it all the same, for as long as a request is read: so it counts its readers. It must not keep
-    that: whoever is the last to let go of a file that is gone already, with its trainer, is aborted.
+    Torch maps a file only when it is met first, and only for as long as that request is read: whoever is the
+    last to let go of a file that is gone already, with its trainer, is aborted. A trainer counts a reader in
+    its file for each request; who reads takes itself off again.
     """
 
     def __init__(self) -> None:
@@ -36,14 +45,22 @@ class KeptMemory:
         self._used: dict[str, _Mapping] = {}
         self._recent: deque[set[str]] = deque(maxlen=_REQUESTS)
 
-    def storage(self, handle: bytes, mapped: torch.UntypedStorage) -> torch.UntypedStorage:
-        """Returns the same memory by a mapping that is kept; ``mapped`` where there can be none."""
+    def storage(
+        self, handle: bytes, nbytes: int, mapped: Callable[[], torch.UntypedStorage]
+    ) -> torch.UntypedStorage:
+        """Returns the memory by a mapping that is kept; what torch has ``mapped`` where there can be none."""
         name = handle.decode(errors="replace")
         if not _NAME.fullmatch(name):
-            return mapped
-        found = self._mapping(name, mapped.nbytes())
-        if found is None:
-            return mapped
+            return mapped()
+        found = self._used.get(name) or self._kept.get(name)
+        if found is not None and found.file == _file(name) and found.data.numel() == nbytes:
+            found.leave()
+        else:
+            by_torch = mapped()
+            self._kept = dict(self._there())  # or there would be a bucket too many for a while
+            found = _mapped(name, by_torch.nbytes())
+            if found is None:
+                return by_torch
         self._used[name] = found
         return found.data.untyped_storage()
 
@@ -58,13 +75,6 @@ class KeptMemory:
     def _there(self) -> list[tuple[str, _Mapping]]:
         """What is kept of files that are still there."""
         return [(name, one) for name, one in self._kept.items() if _file(name) == one.file]
-
-    def _mapping(self, name: str, nbytes: int) -> _Mapping | None:
-        kept = self._kept.get(name)
-        if kept is not None and kept.file == _file(name) and kept.data.numel() == nbytes:
-            return kept
-        self._kept = dict(self._there())  # or there would be a bucket too many for a while
-        return _mapped(name, nbytes)
 
 
 def _file(name: str) -> tuple[int, int] | None:
@@ -91,7 +101,7 @@ def _mapped(name: str, nbytes: int) -> _Mapping | None:
     finally:
         os.close(opened)
     data = torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=_HEADER)
-    return _Mapping((found.st_dev, found.st_ino), data)
+    return _Mapping((found.st_dev, found.st_ino), data, memoryview(memory)[:4].cast("i"))
 
 
 def _populate() -> int:

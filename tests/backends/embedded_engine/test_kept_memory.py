@@ -11,7 +11,13 @@ import torch
 from slime.backends.embedded_engine import kept_memory
 from slime.backends.embedded_engine.kept_memory import KeptMemory
 from slime.processes.reaper import sweep
-from slime.utils.tensor_bucket import FlatBuffer, FlattenedTensorBucket, deserialize_tensors, serialize_bucket
+from slime.utils.tensor_bucket import (
+    FlatBuffer,
+    FlattenedTensorBucket,
+    deserialize_tensors,
+    serialize_bucket,
+    serialize_tensors,
+)
 
 LONG, SHORT = torch.arange(5000.0), torch.full((3,), 7.0)
 
@@ -71,6 +77,28 @@ def test_files_of_several_ranks_stay_mapped_side_by_side(memory):
     assert places == [one.data.data_ptr() for one in memory._kept.values()]
 
 
+def test_readers_take_themselves_off_a_file_that_torch_maps_once(memory):
+    """So its owner removes it, and no reader does."""
+    opened, buffer = [], FlatBuffer()
+
+    def storage(handle, nbytes, mapped):
+        return memory.storage(handle, nbytes, lambda: (opened.append(handle), mapped())[1])
+
+    for _ in range(4):
+        deserialize_tensors(serialize_bucket(buffer.flatten([("w", LONG)])), storage)
+        memory.forget_others()
+    ((name, kept),) = memory._kept.items()
+    assert len(opened) == 1 and kept.readers[0] == 1
+    kept.leave()
+    assert kept.readers[0] == 1  # that of the owner
+    with_two = {"one": buffer._kept[:8], "other": buffer._kept[8:16]}
+    deserialize_tensors(serialize_tensors(with_two), storage)
+    memory.forget_others()
+    assert len(opened) == 1 and kept.readers[0] == 1 and os.path.exists("/dev/shm" + name)
+    del buffer, with_two
+    assert not os.path.exists("/dev/shm" + name)
+
+
 @pytest.mark.parametrize("buckets", [2, 3])
 def test_two_files_that_take_turns_are_mapped_once(memory, buckets, monkeypatch):
     """The first bucket of each update comes through the first one."""
@@ -107,7 +135,7 @@ def test_a_mapping_of_another_size_is_not_taken(memory, more):
     with Path("/dev/shm" + name).open("ab") as file:
         file.write(bytes(8))
     wanted = torch.zeros(kept.data.numel() + more, dtype=torch.uint8).untyped_storage()
-    found = memory.storage(name.encode(), wanted)
+    found = memory.storage(name.encode(), wanted.nbytes(), lambda: wanted)
     assert found is not wanted and found.nbytes() == wanted.nbytes()
 
 
@@ -139,7 +167,7 @@ def test_a_file_that_is_gone_is_not_mapped_beside_the_one_in_its_place(memory, m
 )
 def test_where_there_is_no_such_file_torch_s_mapping_stands(memory, name, size):
     storage = torch.zeros(size, dtype=torch.uint8).untyped_storage()
-    assert memory.storage(name.encode(), storage) is storage and not memory._used
+    assert memory.storage(name.encode(), size, lambda: storage) is storage and not memory._used
 
 
 @pytest.mark.parametrize("change", ["shorter", "link", "empty"])
@@ -155,7 +183,7 @@ def test_no_byte_behind_the_end_of_a_file_or_of_another_one_is_mapped(memory, ch
         else:
             path.write_bytes(bytes(kept_memory._HEADER + nbytes - (change == "shorter")))
         storage = torch.zeros(nbytes, dtype=torch.uint8).untyped_storage()
-        assert memory.storage(name.encode(), storage) is storage and not memory._used
+        assert memory.storage(name.encode(), nbytes, lambda: storage) is storage and not memory._used
     finally:
         path.unlink()
         other.unlink()
