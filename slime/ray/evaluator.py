@@ -21,6 +21,7 @@ from slime.rollout.checks import check_samples
 from slime.rollout.trained import trained_samples
 from slime.rollout.weight_versions import check_weight_versions
 from slime.training.conversion import in_order
+from slime.utils.allowed_hosts import tell_hosts
 from slime.utils.http_utils import init_http_client, share_key_with
 from slime.utils.misc import load_function
 from slime.utils.types import Sample
@@ -53,6 +54,7 @@ class Evaluator:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
         self._config = config
+        tell_hosts(config.rewards.allowed_hosts)
         self._eval_fn = load_function(config.evaluation.eval_function_path)
         # Ours need no data source; that of the rollouts is in another process.
         ours = answers(config.evaluation.eval_function_path)

@@ -36,6 +36,7 @@ from slime.rollout.generation import get_model_url
 from slime.rollout.trained import trained_samples
 from slime.training.conversion import flatten_samples
 from slime.training.rewards import name_groups
+from slime.utils.allowed_hosts import tell_hosts
 from slime.utils.http_utils import init_http_client, share_key_with
 from slime.utils.misc import load_function, should_run_periodic_action, spare_collector
 from slime.utils.notes import take_notes
@@ -58,6 +59,7 @@ class RolloutManager:
     def __init__(self, config: RunConfig, slots: Slots, trainer_gpus: int) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
+        tell_hosts(config.rewards.allowed_hosts)
         # Before anything is made of them: data source, rollout functions and hooks learn the same.
         engines = config.engines
         config = with_addresses(config) if engines.served_models or engines.rollout_external else config

@@ -13,9 +13,31 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _CARRIERS = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("::/96"))
 """Networks of IPv6 whose last 32 bits are an IPv4 address that packets may be sent on to."""
 
+_told: dict[str, Sequence[str] | None] = {}
+"""What `tell_hosts` was told in this process, under one key."""
+
 
 class HostRefused(ValueError):
     """A URL leads to a host that nothing may be fetched from."""
+
+
+def tell_hosts(entries: Sequence[str] | None) -> None:
+    """Keeps this process to the hosts of ``args.allowed_hosts``, whoever fetches what a prompt names."""
+    _told[FLAG] = entries
+
+
+def hosts_of_run(what: str) -> Sequence[str] | None:
+    """What `tell_hosts` was told; None for all at public addresses.
+
+    Raises:
+        HostRefused: nothing was told, so that nobody knows where ``what`` may lead.
+    """
+    if FLAG not in _told:
+        raise HostRefused(
+            f"{what}: this process was not told where URLs may lead (wanted: allowed_hosts, or a call of "
+            "slime.utils.allowed_hosts.tell_hosts with args.allowed_hosts)"
+        )
+    return _told[FLAG]
 
 
 def bad_entries(entries: Sequence[str]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime.utils.allowed_hosts import HostRefused
+from slime.utils.allowed_hosts import HostRefused, hosts_of_run
 from slime.utils.remote_files import fetch
 
 _KEYS = ("image", "image_url", "video")
@@ -20,7 +20,7 @@ def with_media_fetched(messages: Any, allowed_hosts: Sequence[str] | None, direc
 
     Args:
         messages: a conversation, or several.
-        allowed_hosts: see `slime.utils.allowed_hosts`.
+        allowed_hosts: see `slime.utils.allowed_hosts`; None for those of the run.
         directory: takes the videos.
 
     Raises:
@@ -52,7 +52,8 @@ def _fetched(key: str, value: Any, allowed_hosts: Sequence[str] | None, director
         return value
     if scheme not in ("http", "https"):
         raise HostRefused(f"{key} of a prompt: a URL of the kind {scheme!r} (wanted: http, https or file)")
-    content = fetch(value, allowed_hosts, f"{key} of a prompt")
+    what = f"{key} of a prompt"
+    content = fetch(value, hosts_of_run(what) if allowed_hosts is None else allowed_hosts, what)
     if key == "video":
         file = directory / f"{len(list(directory.iterdir()))}.video"
         file.write_bytes(content)

@@ -79,10 +79,11 @@ def process_vision_info(
     Args:
         prompt: messages whose content is a list of parts. What a part names by URL is fetched here.
         processor: of a model that sees; the size of its patches is what images are cut to.
-        allowed_hosts: as ``args.allowed_hosts`` has them; None for all hosts at public addresses.
+        allowed_hosts: as ``args.allowed_hosts`` has them; None for those that the run has told its processes
+            (`slime.utils.allowed_hosts.tell_hosts`).
 
     Raises:
-        HostRefused: a URL leads elsewhere.
+        HostRefused: a URL leads elsewhere, or no run has told where it may lead.
         FetchError: there is nothing at a URL, or too much.
     """
     from qwen_vl_utils import process_vision_info as read

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 FOLDER = Path(os.environ.get("STAND_IN_ENGINE_FOLDER", os.devnull))
@@ -92,7 +93,13 @@ def run(words):
     launch(folder, [given.entrypoint, *given.words])
     settings = json.loads((image / "settings.json").read_text())
     labels = dict(label.split("=", 1) for label in given.label)
-    facts = {**vars(given), "labels": labels, "pid": int((folder / "pid").read_text()), **settings}
+    facts = {
+        **vars(given),
+        "labels": labels,
+        "pid": int((folder / "pid").read_text()),
+        "created": clock(),
+        **settings,
+    }
     (folder / "facts.json").write_text(json.dumps(facts))
     print(given.name)
 
@@ -171,10 +178,28 @@ def listed(words):
 
 def inspect(words):
     parser = parser_of("inspect")
-    parser.add_argument("--format", required=True, choices=["{{.Id}} {{json .Config.Labels}}"])
+    parser.add_argument(
+        "--format", required=True, choices=["{{.Id}} {{json .Created}} {{json .Config.Labels}}"]
+    )
     parser.add_argument("names", nargs="+")
     for name in parser.parse_args(words).names:
-        print(name, json.dumps(facts_of(name)["labels"]))
+        facts = facts_of(name)
+        print(name, json.dumps(facts["created"]), json.dumps(facts["labels"]))
+
+
+def info(words):
+    parser = parser_of("info")
+    parser.add_argument("--format", required=True, choices=["{{json .SystemTime}}"])
+    parser.parse_args(words)
+    print(json.dumps(clock()))
+
+
+def clock():
+    """The time as docker tells it; the file ``clock`` says how far it is ahead of this machine."""
+    told = FOLDER / "clock"
+    ahead = float(told.read_text()) if told.exists() else 0.0
+    now = datetime.now(UTC) + timedelta(seconds=ahead)
+    return now.strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
 
 
 def image(words):
@@ -215,7 +240,7 @@ def build(words):
 
 VERBS = {
     **{"run": run, "exec": execute, "rm": remove, "ps": listed, "inspect": inspect},
-    **{"image": image, "pull": pull, "build": build},
+    **{"image": image, "pull": pull, "build": build, "info": info},
 }
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from itertools import pairwise
 
 import psutil
@@ -21,10 +22,11 @@ from slime.agent.sandbox import (
     exec_and_wait,
     owners,
 )
-from slime.agent.sandbox.engine import ENGINE
+from slime.agent.sandbox.engine import ENGINE, Client
 from tests.agent.containers import IMAGE, REAL_IMAGE, StandIn, has_namespaces, real_engine
 
 pytestmark = pytest.mark.slow
+ELSEWHERE = "another-kernel/pid:[1] 1 1"
 SECRET = "a value\nthat no command line has"
 
 
@@ -214,12 +216,43 @@ async def test_containers_of_a_dead_owner_and_those_whose_time_is_up_are_removed
         names = ("mine", "dead", "late", "elsewhere")
         made = {name: await stack.enter_async_context(ContainerSandbox(IMAGE)) for name in names}
         relabel(engine, made["dead"], {owners.OWNER: theirs})
-        relabel(engine, made["late"], {owners.DEADLINE: "1"})
-        relabel(engine, made["elsewhere"], {owners.OWNER: "another-kernel/pid:[1] 1 1"})
+        relabel(engine, made["late"], {owners.OWNER: ELSEWHERE, owners.LIFETIME: "0"})
+        relabel(engine, made["elsewhere"], {owners.OWNER: ELSEWHERE})
         assert await owners.remove_orphans(str(engine.program)) == [made["late"].name]
         ended.communicate(b"\n", timeout=300)
         assert await owners.remove_orphans(str(engine.program)) == [made["dead"].name]
         assert sorted(engine.running) == sorted([made["mine"].name, made["elsewhere"].name])
+
+
+@pytest.mark.parametrize("days", [-400, 400])
+async def test_whoever_has_another_clock_than_the_engine_removes_nobody_s_containers(engine, days):
+    (engine.folder / "clock").write_text(str(86_400 * days))
+    async with ContainerSandbox(IMAGE) as mine, ContainerSandbox(IMAGE) as theirs:
+        relabel(engine, theirs, {owners.OWNER: ELSEWHERE})
+        assert await owners.remove_orphans(str(engine.program)) == []
+        assert sorted(engine.running) == sorted([mine.name, theirs.name])
+        (engine.folder / "clock").write_text(str(86_400 * days + 4000))
+        assert len(await owners.remove_orphans(str(engine.program))) == 2
+
+
+def test_where_no_engine_tells_the_time_nothing_is_too_old():
+    other = {owners.OWNER: ELSEWHERE, owners.LIFETIME: "1"}
+    assert owners.is_orphan(other, 1.5) and not owners.is_orphan(other, 0.5) and not owners.is_orphan(other)
+    assert owners._seconds(None, datetime.now(UTC)) is owners._seconds(datetime.now(UTC), None) is None
+
+
+async def test_a_call_that_is_stopped_ends_with_what_its_program_has_started(tmp_path):
+    program = tmp_path / "docker"
+    program.write_text("#!/bin/sh\nsleep 6000 & echo $!\nwait\n")
+    program.chmod(0o755)
+    client = await Client.start([str(program)], keep=1000)
+    await client.until_said(b"\n", 300)
+    child = psutil.Process(int(client.output))
+    await client.stop()
+    _, alive = psutil.wait_procs([child], timeout=300)
+    for one in alive:
+        one.kill()
+    assert not alive
 
 
 def relabel(engine, sandbox, labels):
@@ -230,7 +263,7 @@ def relabel(engine, sandbox, labels):
 
 async def test_the_first_sandbox_of_a_process_looks_for_orphans(engine):
     left = await ContainerSandbox(IMAGE).__aenter__()
-    relabel(engine, left, {owners.DEADLINE: "1"})
+    relabel(engine, left, {owners.LIFETIME: "0"})
     async with ContainerSandbox(IMAGE):
         assert left.name in engine.running
     container._SWEPT.clear()
@@ -239,8 +272,12 @@ async def test_the_first_sandbox_of_a_process_looks_for_orphans(engine):
 
 
 def test_labels_that_were_cut_off_are_those_of_no_orphan():
-    assert owners._read('abc {"slime.sandbox.dead') == ("abc", {})
-    assert owners._read('abc {"a": "b"}') == ("abc", {"a": "b"}) and owners._read("abc null") == ("abc", {})
+    begun = datetime(2026, 1, 2, 3, 4, 5, 123456, UTC)
+    line = 'abc "2026-01-02T03:04:05.123456789Z" '
+    assert owners._read(line + '{"a": "b"}') == ("abc", begun, {"a": "b"})
+    assert owners._read(line + "null") == ("abc", begun, {})
+    for cut in (line + '{"slime.sandbox.life', line, 'abc "2026-01-', "abc", ""):
+        assert owners._read(cut)[1:] == (None, {})
 
 
 async def test_a_removal_that_the_engine_does_not_answer_is_tried_again(engine, monkeypatch):

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from slime.utils import remote_files
-from slime.utils.allowed_hosts import HostRefused, bad_entries, is_listed, require_public
+from slime.utils import allowed_hosts, remote_files
+from slime.utils.allowed_hosts import HostRefused, bad_entries, is_listed, require_public, tell_hosts
 from slime.utils.processing_utils import process_vision_info
 from slime.utils.remote_files import FetchError, fetch
 from tests.each import hold_each
@@ -216,8 +216,19 @@ def test_images_and_videos_of_a_prompt_are_fetched_before_a_library_sees_them(se
     prompt = [{"role": "user", "content": parts}]
     assert process_vision_info(prompt, None, LOCAL) == {"images": "images", "videos": "videos"}
     assert seen == [(3, 2), b"video", (3, 2), *rest] and parts[0]["image"] == urls[0]
+    monkeypatch.setattr(allowed_hosts, "_told", {})
+    with pytest.raises(
+        HostRefused, match=r"image of a prompt: this process was not told where URLs may lead"
+    ):
+        process_vision_info(prompt, None)
+    tell_hosts(None)
     with pytest.raises(HostRefused, match=rf"image of a prompt: host 127\.0\.0\.1 .* \(wanted: {FLAG} 127"):
         process_vision_info(prompt, None)
+    tell_hosts(["judge"])
+    with pytest.raises(HostRefused, match=rf"image of a prompt: host 127\S+ is not in {FLAG} \(judge\)"):
+        process_vision_info(prompt, None)
+    tell_hosts(LOCAL)
+    assert process_vision_info(prompt, None) == {"images": "images", "videos": "videos"}
     for url in ("rtsp://h/", "FTP://h/", "concat:http://h/"):
         with pytest.raises(HostRefused, match="video of a prompt: a URL of the kind"):
             process_vision_info([{"role": "user", "content": [{"video": url}]}], None)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -153,10 +154,13 @@ class Client:
         return None
 
     async def stop(self) -> None:
-        """Ends the call; what it has started in a container goes on."""
+        """Ends the call with all of its session, unless it has ended; what it started in a container goes on.
+
+        The program may be a script around another one, which would go on and hold the output open.
+        """
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+                os.killpg(self._process.pid, signal.SIGKILL)
         await asyncio.wait({self._work}, timeout=_END_S)
         self._work.cancel()
 

@@ -1,12 +1,16 @@
-"""Whose containers there are: labels, and the end of those whose owner has ended or whose time is up."""
+"""Whose containers there are: labels, and the end of those whose owner has ended or whose time is up.
+
+Several machines may use one engine, and their clocks differ. So a process judges owners of its own kernel
+alone, and the age of others' containers by the engine's clock, which has also dated their start.
+"""
 
 import json
 import logging
 import os
 import platform
-import time
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 
@@ -17,9 +21,10 @@ from slime.agent.sandbox.protocol import SandboxError
 
 logger = logging.getLogger(__name__)
 
-OWNER, DEADLINE = "slime.sandbox.owner", "slime.sandbox.deadline"
+OWNER, LIFETIME = "slime.sandbox.owner", "slime.sandbox.lifetime"
 _LIMIT_S = 60.0
-_FORMAT = "{{.Id}} {{json .Config.Labels}}"
+_FORMAT = "{{.Id}} {{json .Created}} {{json .Config.Labels}}"
+_CLOCK = "{{json .SystemTime}}"
 
 
 @cache
@@ -32,19 +37,22 @@ def _here() -> str:
 
 def labels(lifetime_s: float) -> dict[str, str]:
     """Returns the labels of a container of this process, which nobody needs after so many seconds."""
-    return {OWNER: _owner(os.getpid()), DEADLINE: str(int(time.time() + lifetime_s))}
+    return {OWNER: _owner(os.getpid()), LIFETIME: str(int(lifetime_s))}
 
 
 def _owner(pid: int) -> str:
     return f"{_here()} {pid} {psutil.Process(pid).create_time():.0f}"
 
 
-def is_orphan(found: Mapping[str, str]) -> bool:
+def is_orphan(found: Mapping[str, str], age_s: float | None = None) -> bool:
     """Says whether the labels are those of a container that is over: of a process of this machine that has
-    ended, or of any whose deadline has passed.
+    ended, or of any machine's whose lifetime has passed.
+
+    Args:
+        age_s: seconds since its start; None where nobody can tell.
     """
-    deadline = found.get(DEADLINE, "")
-    if deadline.isdigit() and time.time() > int(deadline):
+    lifetime = found.get(LIFETIME, "")
+    if age_s is not None and lifetime.isdigit() and age_s > int(lifetime):
         return True
     place, _, process = found.get(OWNER, "").partition(" ")
     pid, _, started = process.partition(" ")
@@ -66,19 +74,36 @@ async def remove_orphans(engine: str) -> list[str]:
     if listed.code != 0:
         raise SandboxError(f"ContainerSandbox: {engine} ps: {listed.errors.decode(errors='replace'):.500}")
     ids = listed.output.decode().split()
+    if not ids:
+        return []
+    now = await _engine_clock(engine)
     # One that has gone meanwhile fails the call, which tells of the others all the same.
-    told = await call([engine, "inspect", "--format", _FORMAT, *ids], limit_s=_LIMIT_S) if ids else None
-    lines = told.output.decode(errors="replace").splitlines() if told else []
-    orphans = [identity for identity, found in map(_read, lines) if is_orphan(found)]
+    told = await call([engine, "inspect", "--format", _FORMAT, *ids], limit_s=_LIMIT_S)
+    lines = told.output.decode(errors="replace").splitlines()
+    orphans = [
+        identity for identity, begun, found in map(_read, lines) if is_orphan(found, _seconds(begun, now))
+    ]
     if orphans:
         logger.warning("removing %d containers that their owner left behind: %s", len(orphans), orphans)
         await call([engine, "rm", "--force", "--volumes", *orphans], limit_s=_LIMIT_S)
     return orphans
 
 
-def _read(line: str) -> tuple[str, dict[str, str]]:
-    """Id and labels; none of a line that was cut off, which the next process reads."""
-    identity, _, found = line.partition(" ")
-    with suppress(json.JSONDecodeError):
-        return identity, json.loads(found) or {}
-    return identity, {}
+async def _engine_clock(engine: str) -> datetime | None:
+    """What time it is for the engine; None for one that does not tell, as podman."""
+    told = await call([engine, "info", "--format", _CLOCK], limit_s=_LIMIT_S)
+    with suppress(ValueError, TypeError):
+        return datetime.fromisoformat(json.loads(told.output)) if told.code == 0 else None
+    return None
+
+
+def _seconds(begun: datetime | None, now: datetime | None) -> float | None:
+    return None if begun is None or now is None else (now - begun).total_seconds()
+
+
+def _read(line: str) -> tuple[str, datetime | None, dict[str, str]]:
+    """Id, start and labels; no label of a line that was cut off, which the next process reads."""
+    identity, begun, found = (*line.split(" ", 2), "", "")[:3]
+    with suppress(ValueError, TypeError):
+        return identity, datetime.fromisoformat(json.loads(begun)), json.loads(found) or {}
+    return identity, None, {}
