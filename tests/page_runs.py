@@ -90,7 +90,7 @@ AT_NIGHT = {
     },
     **{
         f"python benchmarks/{name}.py": "tests/benchmarks/test_scripts.py"
-        for name in ("against_trl", "fully_async", "killed_engines", "soak")
+        for name in ("against_trl", "fully_async", "killed_engines", "recovery", "soak")
     },
     **{
         f"python benchmarks/{name}.py": _BENCHMARKS

@@ -31,6 +31,7 @@ TAKES_ARGS = {
     "a process of a run is sent args, of which it fills its part of the configuration": (
         *("slime/backends/fsdp_utils/worker.py", "slime/backends/megatron_utils/worker.py"),
         *("slime/ray/engine_actor.py", "slime/ray/spawned_engines.py", "slime/ray/train_worker.py"),
+        "slime/ray/standby_rank.py",
         *("slime/router/router.py", "slime/router/settings.py"),
     ),
     "a converter or a teacher is no run: its own flags and those of a model, parsed and filled thin": (

@@ -8,6 +8,8 @@ from slime.check.states import States
 from slime.config.host import HostConfig
 from slime.config.trainers import trainer_of
 
+_STANDBY = 300 * 2**20
+"""A process that has imported the trainer holds so much, as measured without CUDA's libraries."""
 _GATHERED = 12
 """megatron-core gathers weight and both moments of every trained element in float32 for a checkpoint, on each
 data-parallel rank."""
@@ -27,12 +29,14 @@ class RankHost:
         versions: of weights, or of adapters, beside the trained ones, and a copy of those for when another is
             in their place.
         saving: what is gathered for a checkpoint, while it is written.
+        standbys: processes that wait for its place.
     """
 
     optimizer: int = 0
     asleep: int = 0
     versions: int = 0
     saving: int = 0
+    standbys: int = 0
 
     def __add__(self, other: "RankHost") -> "RankHost":
         return RankHost(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
@@ -56,6 +60,7 @@ def rank_host(config: HostConfig, states: States, critic: bool = False) -> RankH
         asleep=states.weights + states.optimizer if sleeps else 0,
         versions=_versions(config) * states.kept,
         saving=_saving(config, states) if None not in (saves.save, saves.save_interval) else 0,
+        standbys=_STANDBY * config.fault_tolerance.trainer_standbys,
     )
 
 

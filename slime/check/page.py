@@ -166,7 +166,7 @@ def _row(report: Report, stage: StageNeeds) -> list[float]:
     return [*parts, stage.total + spare]
 
 
-_HOST_COLUMNS = ("optimizer", "asleep", "versions", "saving", "sum")
+_HOST_COLUMNS = ("optimizer", "asleep", "versions", "saving", "standbys", "sum")
 
 
 def _host(report: Report) -> Iterator[str]:

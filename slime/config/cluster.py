@@ -6,6 +6,8 @@ from typing import Literal
 from slime.config.flag import flag
 from slime.config.limits import MAX_MINUTES, MAX_SECONDS
 
+MAX_STANDBYS = 8  # of a rank: losses in a row, faster than a process starts
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
@@ -86,4 +88,11 @@ class FaultToleranceConfig:
         at_least=0,
         help="with --use-fault-tolerance: how often trainer ranks that were lost start again from the latest "
         "checkpoint without getting further than before; 0 has a lost rank end the run",
+    )
+    trainer_standbys: int = flag(
+        0,
+        at_least=0,
+        at_most=MAX_STANDBYS,
+        help="with --use-fault-tolerance: processes for each trainer rank that wait with everything imported "
+        "and become the ranks when one is lost; each holds host memory and nothing of a GPU",
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from slime.config.batches import BatchConfig
 from slime.config.checkpoints import CheckpointConfig
-from slime.config.cluster import ClusterConfig
+from slime.config.cluster import ClusterConfig, FaultToleranceConfig
 from slime.config.critic import CriticConfig
 from slime.config.distillation import DistillationConfig
 from slime.config.kl import KlConfig
@@ -18,6 +18,7 @@ class HostConfig:
 
     trainer: TrainerConfig
     cluster: ClusterConfig
+    fault_tolerance: FaultToleranceConfig
     critic: CriticConfig
     kl: KlConfig
     distillation: DistillationConfig

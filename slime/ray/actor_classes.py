@@ -41,12 +41,11 @@ RolloutManager = _late(
     ],
 )
 Evaluator = _late("slime.ray.evaluator.Evaluator", ["eval", "process_location"])
-TrainRayActor = _late(
-    "slime.ray.train_worker.TrainRayActor",
-    [
-        *("address_and_free_port", "connect_rollout_engines", "follow_engines", "go_on", "init"),
-        *("offload_training_state", "serve_tenants", "tenant"),
-        *("parallel_config", "save_model", "sleep", "take_spans", "text_log_probs", "train"),
-        *("trained_steps", "update_weights", "wake_up", "process_location"),
-    ],
+_OF_A_RANK = (
+    *("address_and_free_port", "connect_rollout_engines", "follow_engines", "go_on", "init"),
+    *("offload_training_state", "serve_tenants", "tenant"),
+    *("parallel_config", "save_model", "sleep", "take_spans", "text_log_probs", "train"),
+    *("trained_steps", "update_weights", "wake_up", "process_location"),
 )
+TrainRayActor = _late("slime.ray.train_worker.TrainRayActor", _OF_A_RANK)
+StandbyRank = _late("slime.ray.standby_rank.StandbyRank", [*_OF_A_RANK, "take_place"])

@@ -12,10 +12,16 @@ def modules_of(config: FleetConfig) -> Iterator[str]:
     yield from ("torch", "transformers.models.auto.tokenization_auto")
     # Ray imports these.
     yield from ("google.protobuf.internal", "jsonschema", "msgpack", "psutil", "requests", "yaml")
-    yield from ("slime.training.trainer", "slime.rollout.data_source", "slime.rollout.sglang_rollout")
+    yield from ("slime.rollout.data_source", "slime.rollout.sglang_rollout")
     if not config.debug.debug_train_only and config.engines.rollout_engine == "embedded":
         yield from ("slime.backends.embedded_engine.build", "slime.backends.embedded_engine.http.app")
         yield from ("slime.backends.embedded_engine.row_executor", "uvicorn")
     if not config.debug.debug_rollout_only:
-        transports = (path.rpartition(".")[0] for path in TRANSPORTS.values())
-        yield from ("slime.weight_sync.update", *transports, *trainer_of(config.trainer).imports)
+        yield from trainer_modules(config)
+
+
+def trainer_modules(config: FleetConfig) -> Iterator[str]:
+    """Names of those that a trainer's rank imports."""
+    transports = (path.rpartition(".")[0] for path in TRANSPORTS.values())
+    yield from ("slime.training.trainer", "slime.weight_sync.update", *transports)
+    yield from trainer_of(config.trainer).imports

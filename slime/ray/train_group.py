@@ -15,12 +15,11 @@ from slime.observability import phases
 from slime.observability.run_log import RunLog
 from slime.observability.slow_ranks import report_of_all
 from slime.observability.startup import reached
-from slime.ray.actor_classes import TrainRayActor
 from slime.ray.losses import RanksLost, UpdateFailed
-from slime.ray.node import process_env, runtime_env
 from slime.ray.placement_group import Slots
 from slime.ray.policy_side import PolicySide
 from slime.ray.process_watch import ProcessStopped, ProcessWatch
+from slime.ray.rank_processes import RankProcesses
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.waiting import ProcessDied, wait_all
 from slime.ray.whole_checkpoint import whole_checkpoint
@@ -29,9 +28,6 @@ from slime.utils.types import EngineEndpoint
 from slime.weight_sync.report import of_all_ranks
 
 logger = logging.getLogger(__name__)
-
-# A colocated engine takes part of the same GPU: 0.4 + 0.2 leaves room for both and for probes.
-GPU_PER_ACTOR = 0.4
 
 _SPANS_TIMEOUT = 5.0  # seconds at the end of a run
 _UPDATE_ATTEMPTS = 5  # at one weight update, of which each that fails has lost an engine
@@ -66,10 +62,11 @@ class RayTrainGroup:
         needs_offload: bool = False,
     ) -> None:
         self._config, self._rollout, self._log = config, rollout, log
-        self._role, self._needs_offload, self._slots = role, needs_offload, slots
+        self._role, self._needs_offload = role, needs_offload
         self._name = f"{config.policies.policy_name or ''} {role}".strip()
         self._start_timeout = config.cluster.cluster_timeout
         self._version, self._torn, self._slow = 0, False, False  # sent last; ended half-way; was slow in it
+        self._processes = RankProcesses(config, role, slots)
         self._launch(config)
         self.start_rollout_id, self.shards = config.data.start_rollout_id or 0, 0
 
@@ -78,7 +75,7 @@ class RayTrainGroup:
         self._connected: Engines = ([], 0)
         self._proven = False
         self._watch = ProcessWatch()
-        self._actors = [self._spawn(rank, self._slots, config) for rank in range(len(self._slots))]
+        self._actors = self._processes.start(config)
         for rank, actor in enumerate(self._actors):
             self._watch.add(f"rank {rank}", actor)
         self._pending_init = self._start()
@@ -97,6 +94,7 @@ class RayTrainGroup:
         (config,) = self._gather([self._actors[0].parallel_config.remote()], "parallel layout", 60)
         self.shards = config["dp_size"]
         self._rollout.set_train_parallel_config(config)
+        self._processes.keep_standbys()
 
     @property
     def checkpoints(self) -> str | None:
@@ -137,6 +135,7 @@ class RayTrainGroup:
                 return 0
             self.call_all("going on from the version of the engines", "go_on", self._version, self._torn)
             steps = self._steps_of_checkpoint()
+        self._processes.keep_standbys()
         if steps is not None:
             self._log.go_back_to(steps)
         return start
@@ -173,6 +172,7 @@ class RayTrainGroup:
         self._log.train(rollout_id, report_of_all(of_ranks, self._role == "actor"))
         for rank, (_, _, spans) in enumerate(outcomes):
             self._log.spans(f"{self._name} rank {rank}", spans)
+        self._processes.keep_standbys()
         return [ref for _, ref, _ in outcomes if ref is not None]
 
     def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
@@ -299,6 +299,7 @@ class RayTrainGroup:
 
     def shutdown(self) -> None:
         self._take_spans()
+        self._processes.end_standbys()
         for actor in self._actors:
             ray.kill(actor)
 
@@ -309,19 +310,6 @@ class RayTrainGroup:
                 refs = [actor.take_spans.remote() for actor in self._actors]
                 for rank, spans in enumerate(wait_all(refs, "spans of the trainer", _SPANS_TIMEOUT)):
                     self._log.spans(f"{self._name} rank {rank}", spans)
-
-    def _spawn(self, rank: int, slots: Slots, config: RunConfig) -> Any:
-        env = process_env(config.trainer.train_env_vars, trainer=True)
-        return (
-            ray.remote(TrainRayActor)
-            .options(
-                num_gpus=GPU_PER_ACTOR,
-                num_cpus=GPU_PER_ACTOR,
-                scheduling_strategy=slots.strategy(rank),
-                runtime_env=runtime_env(env),
-            )
-            .remote(config.flat, self._role, rank, len(slots))
-        )
 
     def _start(self) -> list[ray.ObjectRef]:
         if not self._actors:

@@ -279,8 +279,12 @@ class TrainRayActor(TrainWorker):
     """
 
     def __init__(self, args: Namespace, role: str, rank: int, world_size: int) -> None:
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_gpu()))
-        super().__init__(args, role)
+        self.become(args, role, rank, world_size, local_gpu())
+
+    def become(self, args: Namespace, role: str, rank: int, world_size: int, gpu: int) -> None:
+        """Makes this process a rank, on a GPU as CUDA counts."""
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(gpu))
+        TrainWorker.__init__(self, args, role)
 
     def process_location(self) -> ProcessLocation:
         return process_location()

@@ -475,6 +475,19 @@ CONTRADICTIONS = [
         "--accumulate-allreduce-grads-in-fp32 and --grad-reduce-in-bf16",
     ),
     (dict(no_use_distributed_optimizer=True), "--no-use-distributed-optimizer: not supported"),
+    (dict(trainer_standbys=1), "--trainer-standbys 1: a trainer rank that is lost ends the run"),
+    (
+        dict(trainer_standbys=1, use_fault_tolerance=True, max_trainer_restarts=0, save="saved"),
+        "--trainer-standbys 1: a trainer rank that is lost ends the run",
+    ),
+    (
+        dict(trainer_standbys=1, use_fault_tolerance=True),
+        "--trainer-standbys 1: ranks start again from a checkpoint of the run, and it writes none",
+    ),
+    (
+        dict(trainer_standbys=1, debug_rollout_only=True),
+        "--trainer-standbys 1: --debug-rollout-only has no trainer",
+    ),
     (dict(rollout_engine="vllm"), "--rollout-engine: invalid choice: 'vllm'"),
 ]
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from slime.check.host import _IN_LISTS, _STORED, RankHost, fullest_node, sample_bytes
+from slime.check.host import _IN_LISTS, _STANDBY, _STORED, RankHost, fullest_node, sample_bytes
 from slime.check.layout import Layout
 from slime.check.needs import trained_roles
 from slime.config.host import HostConfig
@@ -51,6 +51,14 @@ def test_other_weights_are_counted_with_the_trained_ones(tmp_path) -> None:
             vars(args).update(changes)
             versions = trained_roles(run_config(args))[0].stages[0].host.versions
             assert versions == copies * each, (changes, rank)
+
+
+@pytest.mark.slow
+def test_standbys_are_counted_for_each_rank(tmp_path) -> None:
+    args = checked_args(write_config("qwen3", tmp_path), 2)
+    args.trainer_standbys = 3
+    (role,) = trained_roles(run_config(args))
+    assert role.node.needs.standbys == role.node.needs.total == 2 * 3 * _STANDBY
 
 
 @pytest.mark.slow

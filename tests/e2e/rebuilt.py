@@ -18,6 +18,7 @@ def train(config: Any, actor: Any, critic: Any, rollout: Any, log: Any) -> None:
     actor.save_model(0, force_sync=True)
     actor.update_weights()
     second = rollout.generate(1)
+    _await_standbys(actor)
     actor.train(1, second)
     actor.update_weights()
     _lose(actor, signal.SIGKILL, 0)
@@ -30,8 +31,18 @@ def train(config: Any, actor: Any, critic: Any, rollout: Any, log: Any) -> None:
     start = actor.rebuild(config.checkpoints.save)
     actor.train(1, second)
     actor.update_weights()
+    _await_standbys(actor)  # others wait in the place of those that are ranks now
     print(f"rebuilt: rollout {start}, version {before} and then {actor._version}", flush=True)
     actor.train(2, rollout.generate(2))
+
+
+def _await_standbys(actor: Any) -> None:
+    """Returns when one of each rank has imported everything, and has joined no group meanwhile."""
+    standbys = actor._processes._waiting
+    assert [standby.rank for standby in standbys] == [0, 1]
+    places = ray.get([standby.actor.process_location.remote() for standby in standbys], timeout=600)
+    ranks = ray.get([rank.process_location.remote() for rank in actor._actors], timeout=600)
+    assert len({*places, *ranks}) == 4
 
 
 def _lose(actor: Any, how: signal.Signals, rank: int) -> None:

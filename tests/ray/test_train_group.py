@@ -21,14 +21,24 @@ from slime.weight_sync.report import SyncReport
 from tests.run_args import config_with
 
 
-class OfOneRank(RayTrainGroup):
-    """Whose answers are there at once."""
+class OneProcess:
+    """In place of `RankProcesses`."""
 
-    def _spawn(self, rank, slots, config):
+    def __init__(self, config, role, slots):
+        self.standbys = 0
+
+    def start(self, config):
         actor = MagicMock(args=config.flat)
         actor.update_weights.remote.return_value = (3, SyncReport(sent=100))
         actor.trained_steps.remote.return_value = 5
-        return actor
+        return [actor]
+
+    def keep_standbys(self):
+        self.standbys += 1
+
+
+class OfOneRank(RayTrainGroup):
+    """Whose answers are there at once."""
 
     def _start(self):
         return [self._actors[0].init.remote()]
@@ -41,6 +51,7 @@ class OfOneRank(RayTrainGroup):
 def started(monkeypatch):
     """`started(steps)`: a group that goes on with a checkpoint that tells its steps, and its log."""
     monkeypatch.setattr(train_group, "ProcessWatch", MagicMock())
+    monkeypatch.setattr(train_group, "RankProcesses", OneProcess)
     monkeypatch.setattr(train_group.ray, "kill", lambda actor: actor.kill())
 
     def start(steps, first=4, **flags):
@@ -228,6 +239,7 @@ def test_new_ranks_go_on_from_the_version_that_engines_may_have(started, saved, 
     assert (new.args.load, new.args.ckpt_step, new.args.finetune) == (saved, None, False)
     new.go_on.remote.assert_called_once_with(3, torn)
     new.connect_rollout_engines.remote.assert_not_called()
+    assert group._processes.standbys == 2  # after the start, and after this
     group.update_weights()
     new.connect_rollout_engines.remote.assert_called_once_with(["an engine"])
 

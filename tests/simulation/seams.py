@@ -22,6 +22,7 @@ UNDER_SIMULATION = (
     "slime.ray.pending_rollout",
     "slime.ray.rollout_group",
     "slime.ray.train_group",
+    "slime.ray.rank_processes",
     "slime.ray.waiting",
     "slime.ray.rollout_manager",
     "slime.ray.policy_samples",
@@ -133,7 +134,7 @@ def names_of(sim: Any) -> dict[str, Any]:
         f"slime.ray.{module}.ray": ray
         for module in (
             *("waiting", "rollout_group", "train_group", "engine_starts", "spawned_engines"),
-            "train_worker",
+            *("train_worker", "rank_processes"),
         )
     }
     return {
@@ -154,10 +155,10 @@ def names_of(sim: Any) -> dict[str, Any]:
         "slime.ray.rollout_group.ProcessWatch": NoWatch,
         "slime.ray.spawned_engines.ProcessWatch": NoWatch,
         "slime.ray.train_group.ProcessWatch": NoWatch,
-        "slime.ray.train_group.TrainRayActor": SimTrainActor,
+        "slime.ray.rank_processes.TrainRayActor": SimTrainActor,
         "slime.ray.spawned_engines.EngineActor": SimEngineActor,
-        "slime.ray.train_group.process_env": no_environment,
-        "slime.ray.train_group.runtime_env": no_environment,
+        "slime.ray.rank_processes.process_env": no_environment,
+        "slime.ray.rank_processes.runtime_env": no_environment,
         "slime.ray.rollout_group.process_env": no_environment,
         "slime.ray.rollout_group.runtime_env": no_environment,
         "slime.ray.spawned_engines.process_env": no_environment,

@@ -57,8 +57,22 @@ def contradictions(args: Namespace) -> Iterator[str]:
     """A run without engines, and a backend that GPUs are not used with."""
     if args.distributed_backend == "gloo" and _has_gpu():
         yield "--distributed-backend gloo: not supported on GPUs (wanted: nccl, or leave it out)"
+    if args.trainer_standbys:
+        yield from _without_recovery(args)
     if args.rollout_num_gpus == 0 and not (args.debug_train_only or args.rollout_external):
         yield "--rollout-num-gpus 0: engines are needed (wanted: 1 or more, or --debug-train-only)"
+
+
+def _without_recovery(args: Namespace) -> Iterator[str]:
+    """Runs in which no rank takes another's place."""
+    name = f"--trainer-standbys {args.trainer_standbys}"
+    if args.debug_rollout_only:
+        yield f"{name}: --debug-rollout-only has no trainer"
+    elif not args.use_fault_tolerance or not args.max_trainer_restarts:
+        wanted = "wanted: --use-fault-tolerance, and --max-trainer-restarts of 1 or more"
+        yield f"{name}: a trainer rank that is lost ends the run ({wanted})"
+    elif args.save is None:
+        yield f"{name}: ranks start again from a checkpoint of the run, and it writes none (wanted: --save)"
 
 
 CONFIG_GROUP = ConfigGroup(
