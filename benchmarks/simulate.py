@@ -59,6 +59,7 @@ def histories(first: int, last: int) -> dict[str, Any]:
         counts["routers killed"] += history.router_faults
         counts["rollout managers killed"] += history.manager_faults
         counts["engines drained"] += history.drained
+        counts["engines added"] += history.added
         counts["runs killed and resumed"] += history.resumed
         counts["virtual hours"] += history.seconds / 3600
     return {"counts": counts, "failures": failures}

@@ -105,9 +105,11 @@ def _placement(report: Report) -> Iterator[str]:
     for model in engines.served_models:
         shared = "shared with the trainer" if cluster.colocate else "of their own"
         yield f"engines of {model.name}: {model.num_engines} on {model.total_num_gpus} GPUs {shared}"
+    if cluster.rollout_spare_gpus:
+        yield f"for engines that join: {cluster.rollout_spare_gpus} GPUs"
     training = cluster.trainer_world_size + config.critic.critic_num_gpus
     gpus = 0 if config.debug.debug_rollout_only else training
-    serving = 0 if engines.rollout_external else cluster.rollout_num_gpus
+    serving = 0 if engines.rollout_external else cluster.rollout_num_gpus + (cluster.rollout_spare_gpus or 0)
     total = max(gpus, serving) if cluster.colocate else gpus + serving
     yield f"GPUs in all: {total}, {cluster.num_gpus_per_node} of a node"
     if report.gpu_is_assumed:

@@ -1,4 +1,4 @@
-"""``slime engines``: looks at the engines of a run that goes on, and has some of them leave it."""
+"""``slime engines``: looks at the engines of a run that goes on, and has some leave it, or others join."""
 
 import argparse
 import http.client
@@ -17,7 +17,7 @@ from slime.config.engines import CONTROL_FILE
 
 _ANSWER_TIMEOUT_S = 90.0
 _LOOK_AGAIN_S = 0.5
-_FREE = "free"
+_FREE, _SERVING = "free", "serving"
 
 
 class Refused(RuntimeError):
@@ -37,7 +37,7 @@ def run(words: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("slime engines", description=__doc__, allow_abbrev=False)
-    commands = parser.add_subparsers(required=True, metavar="list | drain")
+    commands = parser.add_subparsers(required=True, metavar="list | drain | add")
     listing = commands.add_parser("list", help="the engines, what each does, and places that are free")
     listing.add_argument("run", metavar="RUN_DIR")
     listing.add_argument("--json", action="store_true", help="an object for each")
@@ -53,6 +53,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     drain.add_argument("--wait", type=float, metavar="SECONDS", help="wait so long for them to have left")
     drain.set_defaults(do=_drain)
+    add = commands.add_parser("add", help="has more engines join the run, on places that are free")
+    add.add_argument("run", metavar="RUN_DIR")
+    add.add_argument("count", nargs="?", type=int, default=1, metavar="N", help="how many (default: 1)")
+    add.add_argument("--model", default="", help="of which served model (default: the first)")
+    add.add_argument("--wait", type=float, metavar="SECONDS", help="wait so long for them to serve")
+    add.set_defaults(do=_add)
     return parser
 
 
@@ -76,11 +82,29 @@ def _drain(asked: argparse.Namespace) -> int:
     if asked.wait is None:
         return 0
     deadline = time.monotonic() + asked.wait
-    while left := [rank for rank in asked.engines if rank in of_run.ranks()]:
+    while left := [rank for rank in asked.engines if of_run.states().get(rank, _FREE) != _FREE]:
         if time.monotonic() > deadline:
             raise Refused(f"not gone after {asked.wait:g} s: {', '.join(map(str, left))}")
         time.sleep(_LOOK_AGAIN_S)
     print(f"gone: {names}")
+    return 0
+
+
+def _add(asked: argparse.Namespace) -> int:
+    of_run = _Run(asked.run)
+    told = of_run.ask("POST", "/engines/add", {"count": asked.count, "model": asked.model})
+    ranks, names = told["engines"], ", ".join(map(str, told["engines"]))
+    print(f"starting: {names}", flush=True)
+    if asked.wait is None:
+        return 0
+    deadline = time.monotonic() + asked.wait
+    while late := [rank for rank in ranks if (states := of_run.states()).get(rank) != _SERVING]:
+        if lost := [rank for rank in late if states.get(rank) == _FREE]:
+            raise Refused(f"ended while they started: {', '.join(map(str, lost))}; the run's log says how")
+        if time.monotonic() > deadline:
+            raise Refused(f"not serving after {asked.wait:g} s: {', '.join(map(str, late))}")
+        time.sleep(_LOOK_AGAIN_S)
+    print(f"serving: {names}")
     return 0
 
 
@@ -105,9 +129,9 @@ class _Run:
         rows: list[dict[str, Any]] = self.ask("GET", "/engines")["engines"]
         return rows
 
-    def ranks(self) -> list[int]:
-        """The numbers of its engines."""
-        return [row["rank"] for row in self.engines() if row["state"] != _FREE]
+    def states(self) -> dict[int, str]:
+        """What each engine does, by number; places that are free too."""
+        return {row["rank"]: row["state"] for row in self.engines()}
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """

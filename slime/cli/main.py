@@ -30,7 +30,9 @@ COMMANDS = {
     "dashboard": Command(
         "slime.cli.dashboard", "RUN_DIR ... [--port N]", "what runs do and did, in a browser"
     ),
-    "engines": Command("slime.cli.engines", "list | drain RUN_DIR ...", "engines of a run that goes on"),
+    "engines": Command(
+        "slime.cli.engines", "list | drain | add RUN_DIR ...", "engines of a run that goes on"
+    ),
     "resume": Command("slime.cli.resume", "RUN_DIR [FLAG ...]", "go on from a run's latest checkpoint"),
     "chaos": Command(
         "slime.cli.chaos", "DIR [--faults N] -- FLAG ...", "disturb a run, and see whether it heals"

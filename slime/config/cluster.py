@@ -25,6 +25,11 @@ class ClusterConfig:
         at_least=0, help="inference GPUs in total; when colocated, default the trainer's total"
     )
     rollout_num_gpus_per_engine: int = flag(1, above=0, help="GPUs of one engine (TP times PP)")
+    rollout_spare_gpus: int | None = flag(
+        at_least=0,
+        same_as_default=(0,),
+        help="GPUs beside --rollout-num-gpus, reserved for engines that join the run (slime engines add)",
+    )
     num_gpus_per_node: int = flag(8, above=0, help="GPUs of a physical node, used to place engines")
     colocate: bool = flag(False, help="trainer and engines share GPUs")
     offload_train: bool = flag(help="put trainer memory on the host between its phases")

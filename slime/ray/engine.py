@@ -81,6 +81,7 @@ class Engine:
         rank: its number among all engines of the run; a replacement has its predecessor's.
         kind: what the router is told about it.
         model: whose engine it is, for messages; empty in a run of one model.
+        joins: whether it came while the run went on, and has not served yet: its death costs itself alone.
         gone: set once it has left the router and its process has ended.
     """
 
@@ -94,6 +95,7 @@ class Engine:
         answer_timeout: float = REQUEST_TIMEOUT_S,
     ) -> None:
         self.rank, self.handle, self.kind, self.model = rank, handle, kind, model
+        self.joins = False
         self._answer_timeout = answer_timeout
         self.gone = threading.Event()
         self._endpoint: EngineEndpoint | None = None
@@ -154,6 +156,7 @@ class Engine:
             if state not in _FOLLOWING[self._state]:
                 raise IllegalStateChange(f"{self} is {self._state.value}: it cannot become {state.value}")
             self._state = state
+            self.joins = self.joins and state is not EngineState.SERVING
             return True
 
     def end(self) -> None:

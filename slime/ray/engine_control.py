@@ -2,6 +2,7 @@
 
 GET /engines                                        the engines, and places that are free
 POST /engines/drain {"engines": [1], "seconds": 60} has them leave
+POST /engines/add   {"count": 1, "model": ""}       has others join, and tells their numbers
 """
 
 import hmac
@@ -28,6 +29,7 @@ from slime.utils.same_site import is_foreign
 _HOST = "127.0.0.1"
 _READ_TIMEOUT_S = 5.0
 _LONGEST_BODY = 65536  # bytes
+_MAX_ADDED = 100_000
 
 Answer = tuple[int, dict[str, Any]]
 
@@ -66,8 +68,10 @@ def answer(rollout: RolloutGroup, method: str, path: str, body: bytes) -> Answer
                 ranks, seconds = _drain_of(_object(body))
                 rollout.ask_fleet("drain", ranks, seconds)
                 return 200, {}
+            case "POST", "/engines/add":
+                return 200, {"engines": rollout.ask_fleet("add", *_add_of(_object(body)))}
             case _:
-                return 404, {"error": f"{method} {path}: wanted GET /engines or POST /engines/drain"}
+                return 404, {"error": f"{method} {path}: wanted GET /engines, POST /engines/drain or .../add"}
     except Malformed as error:
         return 400, {"error": str(error)}
     except MembershipError as error:
@@ -93,6 +97,15 @@ def _drain_of(asked: dict[str, Any]) -> tuple[list[int], float]:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_SECONDS:
         raise Malformed(f"seconds: {seconds!r} (wanted: 0 to {MAX_SECONDS:g})")
     return ranks, float(seconds)
+
+
+def _add_of(asked: dict[str, Any]) -> tuple[int, str]:
+    count, model = asked.get("count"), asked.get("model", "")
+    if type(count) is not int or not 0 < count <= _MAX_ADDED:
+        raise Malformed(f"count: {count!r} (wanted: a number of engines, 1 to {_MAX_ADDED})")
+    if not isinstance(model, str):
+        raise Malformed(f"model: {model!r} (wanted: the name of one)")
+    return count, model
 
 
 def _handler(rollout: RolloutGroup, key: str) -> type[BaseHTTPRequestHandler]:

@@ -36,12 +36,15 @@ class EngineGroup:
         kind: what the router is told about them: "regular", "prefill" or "decode".
         first_rank: the number of the first of them among all engines of the run.
         model: whose engines they are, for messages; empty in a run of one model.
+        spare: whether its places are empty at first, for engines that join.
         answer_timeout: seconds that each may take over a request of its control plane.
 
     Attributes:
         engines: by place, the dead that were not replaced included; a place that a drained engine has left
             has none. The list is replaced and never changed: other threads may go over it meanwhile.
-        launches: engines started so far; a replacement may serve at its predecessor's address.
+        joiners: those that start, or have started, and are none of the engines yet; replaced alike.
+        launches: engines that were among them so far; a replacement may serve at its predecessor's address.
+        joined: those of them that came while the run went on.
         replaced: those of them that took the place of a dead one.
         drained: engines that have left for good.
     """
@@ -53,36 +56,73 @@ class EngineGroup:
         kind: str = "regular",
         first_rank: int = 0,
         model: str = "",
+        spare: bool = False,
         answer_timeout: float = REQUEST_TIMEOUT_S,
     ) -> None:
         self._source, self._kind, self._first_rank, self._model = source, kind, first_rank, model
-        self._answer_timeout = answer_timeout
+        self._spare, self._answer_timeout = spare, answer_timeout
         self.engines: list[Engine] = []
-        self.launches = self.replaced = self.drained = 0
+        self.joiners: list[Engine] = []
+        self.launches = self.joined = self.replaced = self.drained = 0
         self._changing = threading.Lock()
 
     def launch(self) -> None:
-        """Begins to start an engine for every place."""
-        self.engines = [self._launch(self._first_rank + place) for place in range(len(self._source))]
+        """Begins to start an engine for every place, unless they are spare."""
+        places = range(0 if self._spare else len(self._source))
+        self.engines = [self._launch(self._first_rank + place) for place in places]
+        self.launches += len(self.engines)
 
     def replace_gone(self) -> list[Engine]:
         """Begins to start engines in place of those that are gone.
 
         An engine that is dead and not gone yet keeps its place: its address and GPUs are still taken. So
-        does one whose place cannot be filled now.
+        does one whose place cannot be filled now. One that joined and never served leaves its place empty.
         """
         engines, fresh = [], []
         with self._changing:
             for engine in self.engines:
                 place = engine.rank - self._first_rank
                 is_free = engine.state is EngineState.DEAD and engine.gone.is_set()
+                if is_free and engine.joins:
+                    continue
                 if is_free and self._source.can_fill(place):
                     engine = self._launch(engine.rank)
                     fresh.append(engine)
                 engines.append(engine)
             self.engines = engines
             self.replaced += len(fresh)
+            self.launches += len(fresh)
         return fresh
+
+    def join(self, rank: int) -> Engine:
+        """Begins to start an engine on a free place, beside the others."""
+        with self._changing:
+            engine = self._launch(rank)
+            engine.joins = True
+            self.joiners = [*self.joiners, engine]
+        return engine
+
+    def await_joiner(self, engine: Engine, timeout: float) -> None:
+        """Returns when it serves HTTP.
+
+        Raises:
+            EngineStartError: it ended, or did not serve within ``timeout`` seconds.
+        """
+        (endpoint,) = self._source.wait_ready([engine.handle], timeout)
+        engine.started(endpoint)
+
+    def take_in(self, joiner: Engine) -> None:
+        """Makes it one of the engines."""
+        with self._changing:
+            self.joiners = [other for other in self.joiners if other is not joiner]
+            self.engines = sorted([*self.engines, joiner], key=lambda engine: engine.rank)
+            self.joined += 1
+            self.launches += 1
+
+    def forget_joiner(self, joiner: Engine) -> None:
+        """Forgets one that has ended before it was taken in: its place is free."""
+        with self._changing:
+            self.joiners = [other for other in self.joiners if other is not joiner]
 
     def let_go(self, engine: Engine) -> None:
         """Forgets an engine that has left and ended: its place is free."""
@@ -92,7 +132,7 @@ class EngineGroup:
 
     def free_ranks(self) -> list[int]:
         """The numbers of the places that no engine has, dead or alive."""
-        taken = {engine.rank for engine in self.engines}
+        taken = {engine.rank for engine in (*self.engines, *self.joiners)}
         places = range(self._first_rank, self._first_rank + len(self._source))
         return [rank for rank in places if rank not in taken]
 
@@ -105,6 +145,5 @@ class EngineGroup:
 
     def _launch(self, rank: int) -> Engine:
         handle = self._source.launch(rank - self._first_rank, rank)
-        self.launches += 1
         named = {"kind": self._kind, "model": self._model}
         return Engine(rank, handle, **named, answer_timeout=self._answer_timeout)

@@ -57,7 +57,8 @@ class EngineWatch:
     If deaths are tolerated, one failed health check is a death; a dead engine leaves the router and is ended,
     and may then be replaced. If not, or if a model that is to generate has no engine left, the death is kept
     as the failure that ``check`` raises, and so is the end of a router that may not be started again. Where
-    no death is tolerated an engine is as good as dead if it has given no healthy answer for long.
+    no death is tolerated, but that of one that joins and has not served yet, an engine is as good as dead if
+    it has given no healthy answer for long.
 
     Args:
         on_gone: told of each engine that has died, left its router and ended.
@@ -162,7 +163,7 @@ class EngineWatch:
         with self._changed:
             if self._stopped or self._is_outdated(resumes) or not engine.become(EngineState.DEAD):
                 return
-            if not self._tolerant:
+            if not self._tolerant and not engine.joins:
                 self.fail(message)
                 return
             if self._check_due < math.inf and model.is_lost:
@@ -269,6 +270,8 @@ class EngineWatch:
 
 
 def _what_follows(model: ServedModel, engine: Engine) -> str:
+    if engine.joins:
+        return "it had not served yet, and does not join the run"
     if model.restarts_alone(engine):
         return "it is replaced now"
     return "it is replaced before the next weight update, if it can be"

@@ -43,7 +43,7 @@ class Fleet:
     time.
 
     Attributes:
-        membership: by which engines leave at anybody's request.
+        membership: by which engines leave and join at anybody's request.
     """
 
     def __init__(self, config: FleetConfig, models: Sequence[ServedModel]) -> None:
@@ -58,9 +58,10 @@ class Fleet:
         self._watch = EngineWatch(
             models, times, tolerant=config.fault_tolerance.use_fault_tolerance, on_gone=self._restart_alone
         )
-        self.membership = Membership(self.models, _refusal(config))
+        starts = config.cluster.engine_startup_timeout
+        self.membership = Membership(self.models, _refusal(config), start_timeout=starts)
         self._replacing = threading.Lock()
-        self._starts = EngineStarts(config.cluster.engine_startup_timeout)
+        self._starts = EngineStarts(starts)
         self._restarts: Counter[int] = Counter()
         self._next_rollout = 0
         self._left: set[Engine] = set()  # the dead whose places could not be filled
@@ -100,7 +101,7 @@ class Fleet:
     def processes(self) -> list[tuple[str, ProcessLocation]]:
         """Name and place of the processes of engines that are ours to end."""
         engines = [engine for model in self.models.values() for engine in model.living]
-        engines += self.membership.leaving
+        engines += [*self.membership.leaving, *self.membership.waiting]
         return [(str(engine), place) for engine in engines for place in engine.handle.processes()]
 
     def start(self) -> None:
@@ -131,12 +132,18 @@ class Fleet:
         finally:
             self._watch.pause()
 
+    @property
+    def tolerates(self) -> bool:
+        """Whether there are engines whose death does not end the run."""
+        joins = any(engine.joins for model in self.models.values() for engine in model.engines)
+        return joins or self._config.fault_tolerance.use_fault_tolerance
+
     def check(self) -> None:
         """Raises what the watch has found to end the run, if anything."""
         self._watch.check()
 
     def recover(self, timeout: float = 0.0) -> None:
-        """Starts a replacement for every engine that died; they do not serve yet.
+        """Starts a replacement for every engine that died and had served; they do not serve yet.
 
         Args:
             timeout: seconds to wait for a death that is suspected; an engine that hangs is found then, too.
@@ -149,6 +156,7 @@ class Fleet:
         self._await_a_death(timeout)
         if timeout and not self._has_new_death():
             self._watch.probe()
+        self.check()
         self._await_ends()
         self.check()
         for model in self.models.values():
@@ -171,9 +179,18 @@ class Fleet:
                     )
                 engine.handle.updated(version)
                 if engine.state is EngineState.READY:
-                    model.admit(engine)
+                    self._let_serve(model, engine)
             model.updated(version)
         self.membership.end_update()
+
+    def _let_serve(self, model: ServedModel, engine: Engine) -> None:
+        """Has an engine with current weights routed to, unless it joins and ends just now."""
+        try:
+            model.admit(engine)
+        except RouterError:
+            if not engine.joins or (reason := engine.handle.failure_reason()) is None:
+                raise
+            self._watch.declare_dead(model, engine, reason)
 
     def check_policy(
         self,
@@ -217,7 +234,7 @@ class Fleet:
         self._watch.stop()
         self._starts.stop()
         self.membership.stop()
-        engines = [engine for model in self.models.values() for engine in model.engines]
+        engines = [e for model in self.models.values() for e in (*model.engines, *model.joiners)]
         with ThreadPoolExecutor(ENDED_AT_ONCE, thread_name_prefix="engine-end") as pool:
             list(pool.map(Engine.end, engines))
         self.membership.await_end()
@@ -305,7 +322,8 @@ class Fleet:
                 return None
             # One that was found dead meanwhile may refuse while it is being ended.
             refused = error.status is not None and engine.lives
-            if refused or not self._config.fault_tolerance.use_fault_tolerance:
+            tolerated = engine.joins or self._config.fault_tolerance.use_fault_tolerance
+            if refused or not tolerated:
                 if error.status is None:
                     self._watch.look()
                     self._watch.check()
@@ -315,7 +333,7 @@ class Fleet:
 
 
 def _refusal(config: FleetConfig) -> str:
-    """Why no engine may leave; empty if they may."""
+    """Why no engine may leave or join; empty if they may."""
     if not config.engines.rollout_external:
         return ""
     return "--rollout-external-engine-addrs: the engines are somebody else's (wanted: engines of the run)"

@@ -37,7 +37,7 @@ def fleet_of(config: FleetConfig, slots: Slots, trainer_gpus: int) -> Fleet:
         return Fleet(config, [_external_model(config)])
     groups: dict[str, list[EngineGroup]] = {model.name: [] for model in config.engines.served_models}
     policies = policy_configs(config)
-    for place in group_places(config.engines.served_models):
+    for place in group_places(config.engines.served_models, config.cluster.rollout_spare_gpus):
         own = policies.get(place.model.policy or place.model.name, config)
         groups[place.model.name].append(_spawned(own, place, slots, trainer_gpus, len(groups) > 1))
     trains = not config.debug.debug_rollout_only
@@ -78,6 +78,7 @@ def _spawned(
         kind=group.worker_type,
         first_rank=place.first_rank,
         model=label,
+        spare=place.spare,
         answer_timeout=config.fault_tolerance.rollout_engine_hang_timeout,
     )
 

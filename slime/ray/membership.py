@@ -1,4 +1,4 @@
-"""Engines that leave a fleet while its run goes on."""
+"""Engines that leave a fleet, and others that join it, while its run goes on."""
 
 import logging
 import threading
@@ -10,6 +10,7 @@ from slime.backends.sglang_utils.client import EngineError
 from slime.backends.sglang_utils.router import RouterError
 from slime.backends.sglang_utils.server_control import num_requests_from_load
 from slime.ray.engine import Engine, EngineRow, EngineState, MembershipError
+from slime.ray.engine_starts import START_ERRORS
 from slime.ray.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -28,13 +29,19 @@ class Membership:
     after it, and an engine that still answers requests when one begins is ended at once, as its weights would
     become too old. Its requests are then computed anew elsewhere, as those of one that has died.
 
+    An engine that joins starts beside the others, which know nothing of it until a weight update begins: that
+    update is its first, and it serves after it. Where engines take no updates it serves as soon as it can.
+
     Args:
         models: by name.
         refusal: why nobody may leave or join; empty if they may.
+        start_timeout: seconds for an engine that joins to start.
     """
 
-    def __init__(self, models: Mapping[str, ServedModel], refusal: str = "") -> None:
-        self._models, self._refusal = models, refusal
+    def __init__(
+        self, models: Mapping[str, ServedModel], refusal: str = "", *, start_timeout: float = 600.0
+    ) -> None:
+        self._models, self._refusal, self._start_timeout = models, refusal, start_timeout
         self._changed = threading.Condition(threading.RLock())
         self._updating = self._stopped = False
         self._to_drain: dict[int, float] = {}  # by rank, seconds for its requests; after the update
@@ -44,14 +51,17 @@ class Membership:
         """All engines and free places, by rank."""
         rows = []
         for model in self._models.values():
-            rows += [self._row(model, engine) for engine in model.engines]
+            rows += [self._row(model, engine) for engine in (*model.engines, *model.joiners)]
             rows += [EngineRow(model.name, rank, "", "free", "") for rank in model.free_ranks()]
         return sorted(rows, key=lambda row: row.rank)
 
     def _row(self, model: ServedModel, engine: Engine) -> EngineRow:
         url = engine.url if engine.has_started else ""
-        waits = engine.rank in self._to_drain and engine.state is not EngineState.DRAINING
-        state = f"{engine.state.value}, drains after the update" if waits else engine.state.value
+        state = engine.state.value
+        if engine.rank in self._to_drain and engine.state is not EngineState.DRAINING:
+            state += ", drains after the update"
+        elif engine.joins and engine.state is EngineState.READY:
+            state += ", joins with the next update"
         return EngineRow(model.name, engine.rank, engine.kind, state, url)
 
     def drain(self, ranks: Sequence[int], seconds: float) -> None:
@@ -64,12 +74,39 @@ class Membership:
             MembershipError: one of them cannot leave; none does then.
         """
         with self._changed:
-            self._require_leave()
+            self._require_change()
             for rank in ranks:
                 self._require_drainable(*self._find(rank))
             self._require_others(ranks)
             self._to_drain |= dict.fromkeys(ranks, seconds)
             self._begin_drains()
+
+    def add(self, count: int, name: str = "") -> list[int]:
+        """Has engines join: begins to start them and returns.
+
+        Args:
+            name: of the model; by default the first one.
+
+        Returns:
+            Their numbers.
+
+        Raises:
+            MembershipError: they cannot join; none does then.
+        """
+        with self._changed:
+            self._require_change()
+            model = self._model(name)
+            ranks = self._require_places(model, count)
+            for rank in ranks:
+                what: dict[str, Any] = {"args": (model, model.join(rank)), "name": f"join-{rank}"}
+                threading.Thread(target=self._start, daemon=True, **what).start()
+        return ranks
+
+    @property
+    def waiting(self) -> list[Engine]:
+        """Engines that have started and join with the next update."""
+        joiners = [engine for model in self._models.values() for engine in model.joiners]
+        return [engine for engine in joiners if engine.state is EngineState.READY]
 
     @property
     def leaving(self) -> list[Engine]:
@@ -78,17 +115,19 @@ class Membership:
             return list(self._draining)
 
     def begin_update(self) -> None:
-        """From now on nobody leaves; returns when those that were leaving have.
+        """From now on nobody leaves; returns when who was leaving has, and who had started takes part.
 
         Raises:
             TimeoutError: one of them has not ended.
         """
         with self._changed:
-            self._updating = True
+            begun, self._updating = self._updating, True
             self._changed.notify_all()
         self._await_drains(END_TIMEOUT)
         if late := self.leaving:
             raise TimeoutError(f"{late[0]} was drained and has not ended after {END_TIMEOUT:.0f} s")
+        if not begun:
+            self._take_in()
 
     def end_update(self) -> None:
         """Whoever was asked to leave since the update began does."""
@@ -97,7 +136,7 @@ class Membership:
             self._begin_drains()
 
     def stop(self) -> None:
-        """From now on nobody leaves, and whoever is leaving is ended at once."""
+        """From now on nobody leaves or joins, and whoever is leaving is ended at once."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -106,7 +145,62 @@ class Membership:
         """Returns when those that were leaving have, or do not."""
         self._await_drains(_STOP_TIMEOUT)
 
-    def _require_leave(self) -> None:
+    def _start(self, model: ServedModel, engine: Engine) -> None:
+        """Waits for an engine that joins; one that takes updates is taken in when the next one begins."""
+        logger.warning("%s starts, to join the run", engine)
+        try:
+            model.await_joiner(engine, self._start_timeout)
+        except START_ERRORS as error:
+            self._lose(model, engine, str(error))
+            return
+        if not model.takes_updates:
+            model.take_in(engine)
+            try:
+                model.admit(engine)
+            except RouterError as error:  # whoever watches them tells which of the two has ended
+                logger.warning("%s does not join the run: %s", engine, error)
+
+    def _lose(self, model: ServedModel, engine: Engine, reason: str) -> None:
+        """Ends one that has not joined yet."""
+        engine.become(EngineState.DEAD)
+        try:
+            engine.end()
+        finally:
+            model.forget_joiner(engine)
+            logger.warning("%s does not join the run: %s", engine, reason)
+
+    def _take_in(self) -> None:
+        """Has those that have started take part in the update that begins."""
+        for model in self._models.values():
+            for engine in model.joiners if model.takes_updates else ():
+                if engine.state is not EngineState.READY:
+                    continue
+                if (reason := engine.handle.failure_reason()) is None:
+                    model.take_in(engine)
+                    logger.warning("%s joins the run", engine)
+                else:
+                    what: dict[str, Any] = {"args": (model, engine, reason), "name": f"lose-{engine.rank}"}
+                    threading.Thread(target=self._lose, daemon=True, **what).start()
+
+    def _model(self, name: str) -> ServedModel:
+        if name and name not in self._models:
+            raise MembershipError(f"model {name}: none is served (wanted: {' or '.join(self._models)})")
+        return self._models[name or next(iter(self._models))]
+
+    def _require_places(self, model: ServedModel, count: int) -> list[int]:
+        """The places that engines are to take."""
+        if any(engine.has_started and engine.is_colocated for engine in model.engines):
+            raise MembershipError(
+                f"model {model.name} is on GPUs of the trainer (wanted: a run without --colocate)"
+            )
+        if len(free := model.free_ranks()) < count:
+            raise MembershipError(
+                f"{count} more of model {model.name}: {len(free)} of its places are free "
+                "(wanted: more --rollout-spare-gpus, or a drain before)"
+            )
+        return free[:count]
+
+    def _require_change(self) -> None:
         if self._stopped:
             raise MembershipError("the run is ending")
         if self._refusal:

@@ -51,6 +51,7 @@ def placement_layout(config: FleetConfig) -> Layout:
     policies = policy_configs(config).values()
     trainer = sum(map(trainer_gpus, policies))
     rollout = sum(policy.cluster.rollout_num_gpus or 0 for policy in policies)
+    rollout += config.cluster.rollout_spare_gpus or 0
     critic = config.critic.critic_num_gpus
     if config.engines.rollout_external:
         rollout = 0

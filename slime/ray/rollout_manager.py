@@ -221,7 +221,7 @@ class RolloutManager:
         self._fleet.check()
         clock.begin_update()
         self._fleet.membership.begin_update()
-        if self._config.fault_tolerance.use_fault_tolerance:
+        if self._fleet.tolerates:
             self._fleet.recover(SUSPICION if suspicious else 0.0)
         self._share_key()
         endpoints = self._fleet.endpoints_of(policy)

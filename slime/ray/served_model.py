@@ -84,6 +84,11 @@ class ServedModel:
         return [engine for engine in self.engines if engine.state is EngineState.STARTING]
 
     @property
+    def joiners(self) -> list[Engine]:
+        """Engines that start beside the others, or have, and are none of them yet."""
+        return [engine for group in self._groups for engine in group.joiners]
+
+    @property
     def is_lost(self) -> bool:
         """Whether none of its engines lives or starts, and none will before the next weight update.
 
@@ -115,8 +120,9 @@ class ServedModel:
 
     @property
     def has_changed(self) -> bool:
-        """Whether any of its first engines has died or left."""
-        return bool(self.replaced or self.drained or self.dead)
+        """Whether any of its first engines has died or left, or others have come."""
+        joined = sum(group.joined for group in self._groups)
+        return bool(joined or self.replaced or self.drained or self.dead)
 
     @property
     def keeps_versions(self) -> bool:
@@ -150,6 +156,25 @@ class ServedModel:
         for group in self._groups:
             if engine in group.engines:
                 group.let_go(engine)
+
+    def join(self, rank: int) -> Engine:
+        """Begins to start an engine on a free place; it is one of `joiners` until it is taken in."""
+        return next(group for group in self._groups if rank in group.free_ranks()).join(rank)
+
+    def await_joiner(self, joiner: Engine, timeout: float) -> None:
+        """Returns when it serves HTTP; ``timeout`` in seconds."""
+        self._group_of(joiner).await_joiner(joiner, timeout)
+
+    def take_in(self, joiner: Engine) -> None:
+        """Makes it one of the engines."""
+        self._group_of(joiner).take_in(joiner)
+
+    def forget_joiner(self, joiner: Engine) -> None:
+        """Forgets one that has ended before it was taken in."""
+        self._group_of(joiner).forget_joiner(joiner)
+
+    def _group_of(self, joiner: Engine) -> EngineGroup:
+        return next(group for group in self._groups if joiner in group.joiners)
 
     def free_ranks(self) -> list[int]:
         """The numbers of the places that no engine has."""

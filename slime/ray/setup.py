@@ -57,7 +57,9 @@ def running_groups(config: RunConfig, log: RunLog) -> Iterator[Groups]:
     been started. A critic that shares GPUs starts its turns offloaded.
     """
     placement = create_placement_groups(config)
-    require_neighbours(config.engines.served_models, placement.rollout, config.cluster.num_gpus_per_node)
+    cluster = config.cluster
+    engines = config.engines.served_models, placement.rollout
+    require_neighbours(*engines, cluster.num_gpus_per_node, cluster.rollout_spare_gpus)
     rollout = RolloutGroup(
         config, placement.rollout, len(placement.actor), log, needs_offload=config.cluster.offload_rollout
     )

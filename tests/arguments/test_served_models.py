@@ -290,6 +290,15 @@ def test_engines_come_from_one_place(configured, refusal, changes, said) -> None
         ),
         ({"rollout_num_gpus": 3, "rollout_num_gpus_per_engine": 2}, "--rollout-num-gpus 3: not a multiple"),
         (
+            {"rollout_spare_gpus": 3, "rollout_num_gpus_per_engine": 2},
+            "--rollout-spare-gpus 3: not a multiple of the 2 GPUs of an engine of model default",
+        ),
+        ({"rollout_spare_gpus": 2, "colocate": True}, "--rollout-spare-gpus 2: with --colocate"),
+        (
+            {"rollout_spare_gpus": 2, "rollout_external_engine_addrs": "127.0.0.1:5"},
+            "--rollout-spare-gpus 2: the engines are somebody else's",
+        ),
+        (
             {"rollout_num_gpus": 3, "rollout_num_gpus_per_engine": 3, "num_gpus_per_node": 2},
             "--rollout-num-gpus-per-engine 3: the embedded engine takes those of one node",
         ),

@@ -249,11 +249,13 @@ def _command(
 
 @pytest.fixture
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """``gate(64)`` makes the file for which `waiting_reward` lets samples from that number on wait."""
+    """``gate(64)`` names a file, for which `waiting_reward` lets samples from that number on wait."""
+    entries: list[str] = []
 
     def gate_before(sample: int) -> Path:
-        path = tmp_path / "gate"
-        monkeypatch.setenv(GATE, f"{sample}:{path}")
+        path = tmp_path / f"gate{sample}"
+        entries.append(f"{sample}:{path}")
+        monkeypatch.setenv(GATE, ",".join(entries))
         return path
 
     return gate_before

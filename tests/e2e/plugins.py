@@ -9,7 +9,7 @@ from typing import Any
 from slime.utils.types import Sample
 
 GATE = "SLIME_TEST_GATE"
-"""``NUMBER:PATH``: samples from this number on wait until the file is there."""
+"""``NUMBER:PATH,...``: samples from this number on wait until the file is there."""
 
 
 async def token_parity_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
@@ -19,9 +19,10 @@ async def token_parity_reward(args: Namespace, sample: Sample, **kwargs: Any) ->
 
 async def waiting_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
     """Scores behind a gate, so that a test finds its run under way, however late it looks."""
-    first, _, gate = os.environ[GATE].partition(":")
-    while (sample.index or 0) >= int(first) and not os.path.exists(gate):
-        await asyncio.sleep(0.05)
+    for entry in os.environ[GATE].split(","):
+        first, _, gate = entry.partition(":")
+        while (sample.index or 0) >= int(first) and not os.path.exists(gate):
+            await asyncio.sleep(0.05)
     return await token_parity_reward(args, sample)
 
 

@@ -1,31 +1,56 @@
-"""Engines leave a run that goes on."""
+"""Engines join a run that goes on, and others leave it."""
 
+import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 from slime.cli.main import main
+from slime.rollout.data_state import read_state, state_path
 
 pytestmark = pytest.mark.e2e
 
 
-def test_a_run_goes_on_without_an_engine_that_leaves(start, gate, rl_flags, tmp_path: Path, capsys) -> None:
-    """The gate holds the second rollout: the engine leaves while requests are under way, or between them."""
-    save, middle = tmp_path / "run", gate(24)
-    flags = ["--rollout-num-gpus", 2, "--num-rollout", 3, "--save", save, "--save-interval", 3]
-    run = start([*rl_flags, *flags, "--custom-rm-path", "tests.e2e.plugins.waiting_reward"])
+def test_an_engine_joins_a_run_that_goes_on_and_the_first_one_leaves_it(
+    start, gate, rl_flags, tmp_path: Path, capsys
+) -> None:
+    """The second rollout is held while an engine starts, which serves with the next weights, and the third
+    while the first engine leaves: with requests under way, or between them.
+    """
+    save, second, third = tmp_path / "run", gate(24), gate(40)
+    flags = ["--rollout-spare-gpus", 1, "--num-rollout", 3, "--save", save, "--save-interval", 3]
+    flags += ["--check-weight-checksums", "--custom-rm-path", "tests.e2e.plugins.waiting_reward"]
+    run = start([*rl_flags, *flags])
+
+    def states() -> dict[int, str]:
+        capsys.readouterr()
+        assert main(["engines", "list", str(save), "--json"]) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        urls.update({row["rank"]: row["url"] for row in rows})
+        return {row["rank"]: row["state"] for row in rows}
+
+    urls: dict[int, str] = {}
     run.wait_for(lambda: len(run.rows("train")) == 1, "the first step")
-    assert len(run.engines()) == 2
+    assert main(["engines", "add", str(save), "2"]) == 1
+    assert "2 more of model default: 1 of its places are free" in capsys.readouterr().err
+    assert main(["engines", "add", str(save)]) == 0
+    run.wait_for(lambda: states()[1] == "ready, joins with the next update", "the start of the other")
+    second.touch()
+    run.wait_for(lambda: states() == {0: "serving", 1: "serving"}, "the next update")
+    versions = [httpx.get(f"{urls[rank]}/model_info").json()["weight_version"] for rank in (0, 1)]
+    assert versions == ["3", "3"]
     assert main(["engines", "drain", str(save), "0", "--seconds", "20", "--wait", "120"]) == 0
-    assert len(run.engines()) == 1
+    assert len(run.engines()) == 1 and states() == {0: "free", 1: "serving"}
     assert main(["engines", "drain", str(save), "1"]) == 1
-    told = capsys.readouterr()
-    assert "engine 1 is the last of model default that serves" in told.err
-    middle.touch()
+    assert "engine 1 is the last of model default that serves" in capsys.readouterr().err
+    third.touch()
     run.expect_success()
     rows = run.rows("rollout")
-    assert [rows[step].get("fleet/default/engines") for step in range(3)] == [None, 1, 1]
-    assert [rows[step].get("fleet/default/missing") for step in range(3)] == [None, 0, 0]
+    assert [rows[step].get("fleet/default/engines") for step in range(3)] == [None, None, 1]
+    assert [rows[step].get("fleet/default/missing") for step in range(3)] == [None, None, 0]
     assert len(run.rows("train")) == 3
+    books = read_state(state_path(str(save), 2))["ledger"]
+    assert (books["issued"], books["trained"], books["buffered"]) == (12, 12, 0)
     assert not (save / "engines.json").exists()
     run.expect_no_processes()

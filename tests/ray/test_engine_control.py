@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ class Rollout:
         self.asked: list[tuple[object, ...]] = []
         self.looks_until_gone = 2
         self.lost = False
+        self.starts: list[str] = []  # states of what was added, at each look
 
     def ask_fleet(self, method: str, *arguments: Any) -> Any:
         if self.lost:
@@ -38,7 +40,14 @@ class Rollout:
             self.looks_until_gone -= 1
             if self.looks_until_gone <= 0 and ("drain", [1], 5.0) in self.asked:
                 self.rows[1] = EngineRow("default", 1, "", "free", "")
+            if self.starts:
+                self.rows[2:] = [replace(row, state=self.starts.pop(0)) for row in self.rows[2:]]
             return self.rows
+        if method == "add":
+            if arguments[0] > 2:
+                raise MembershipError("3 more of model default: 2 of its places are free")
+            self.rows += [EngineRow("default", 2 + n, "regular", "starting", "") for n in range(arguments[0])]
+            return [2 + n for n in range(arguments[0])]
         if arguments[0] == [0]:
             raise MembershipError("engine 0 is the last of model default that serves")
         return None
@@ -89,7 +98,7 @@ def test_only_who_has_the_key_is_answered_and_only_what_was_meant(run_dir: Path,
         assert answer.status_code == status, answer.text
         assert status == 200 or answer.json()["error"]
 
-    listing, drain = ("GET", "/engines"), ("POST", "/engines/drain")
+    listing, drain, add = ("GET", "/engines"), ("POST", "/engines/drain"), ("POST", "/engines/add")
     rows: list[tuple[Any, ...]] = [
         (401, *listing, {}),
         (401, *listing, {"Authorization": "Bearer x"}),
@@ -106,6 +115,12 @@ def test_only_who_has_the_key_is_answered_and_only_what_was_meant(run_dir: Path,
         (400, *drain, key, '{"engines": [1], "seconds": true}'),
         (400, *drain, key, '{"engines": [1], "seconds": -1}'),
         (400, *drain, key, '{"engines": [1], "seconds": NaN}'),
+        (401, *add, {}, '{"count": 1}'),
+        (400, *add, key, "{}"),
+        (400, *add, key, '{"count": 0}'),
+        (400, *add, key, '{"count": true}'),
+        (400, *add, key, '{"count": 1e9}'),
+        (400, *add, key, '{"count": 1, "model": 1}'),
     ]
     hold_each(rows, lambda row: answered(*row))
     assert rollout.asked == []
@@ -123,7 +138,8 @@ def test_the_command_lists_and_drains_as_printed(run_dir: Path, rollout: Rollout
     for command in printed("slime engines"):
         words = [str(run_dir) if word in ("outputs/run", "RUN_DIR") else word for word in command.words]
         assert main(words[1:]) == 0, command
-    assert ("drain", [1], 60.0) in rollout.asked
+    assert ("drain", [1], 60.0) in rollout.asked and ("add", 2, "") in rollout.asked
+    rollout.rows[2:] = []
     assert main(["engines", "drain", str(run_dir), "1", "--seconds", "5", "--wait", "60"]) == 0
     capsys.readouterr()
     assert main(["engines", "list", str(run_dir)]) == 0
@@ -134,6 +150,24 @@ def test_the_command_lists_and_drains_as_printed(run_dir: Path, rollout: Rollout
     ]
     assert main(["engines", "list", str(run_dir), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[0])["url"] == "http://engine0"
+
+
+def test_the_command_adds_and_waits_until_they_serve(run_dir: Path, rollout: Rollout, capsys) -> None:
+    rollout.starts = ["starting", "ready, joins with the next update", "serving"]
+    assert main(["engines", "add", str(run_dir), "1", "--model", "default", "--wait", "60"]) == 0
+    assert capsys.readouterr().out == "starting: 2\nserving: 2\n"
+    assert ("add", 1, "default") in rollout.asked
+    assert main(["engines", "add", str(run_dir), "3"]) == 1
+    assert capsys.readouterr().err == "error: 3 more of model default: 2 of its places are free\n"
+
+
+def test_one_that_ends_while_it_starts_is_told(run_dir: Path, rollout: Rollout, capsys) -> None:
+    rollout.starts = ["starting", "free"]
+    assert main(["engines", "add", str(run_dir), "--wait", "60"]) == 1
+    assert "error: ended while they started: 2" in capsys.readouterr().err
+    rollout.rows[2:] = []
+    assert main(["engines", "add", str(run_dir), "--wait", "0"]) == 1
+    assert capsys.readouterr().err == "error: not serving after 0 s: 2\n"
 
 
 def test_a_refusal_and_a_wait_that_ends_are_told(run_dir: Path, rollout: Rollout, capsys) -> None:

@@ -27,6 +27,21 @@ def test_groups_follow_one_another_and_placeholders_take_slots_but_no_rank() -> 
     assert places == [("policy", 0, 0), ("policy", 6, 2), ("judge", 7, 3)]
 
 
+def test_spare_gpus_come_last_and_are_for_engines_of_the_first_model() -> None:
+    models = [
+        ModelConfig("policy", server_groups=[group(1, kind="placeholder"), group(4, 2)]),
+        ModelConfig("judge", server_groups=[group(1)]),
+    ]
+    *others, place = group_places(models, 4)
+    assert others == list(group_places(models)) and not any(other.spare for other in others)
+    assert (place.model.name, place.first_slot, place.first_rank, place.spare) == ("policy", 6, 3, True)
+    assert (place.group.size, place.group.num_engines) == (2, 2)
+    with pytest.raises(
+        EngineSplit, match="engine 4 of model policy would get the GPUs 8 of node 0, 10 of node"
+    ):
+        require_neighbours(models, slots([0, 1, 2, 3, 4, 5, 6, 7, 8, 10]), 16, 4)
+
+
 @pytest.mark.parametrize(
     ("size", "there"),
     [

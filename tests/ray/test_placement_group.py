@@ -21,6 +21,7 @@ def flags(**overrides: object) -> RunConfig:
         ({"colocate": True, "rollout_num_gpus": 4}, Layout(4, 4, 0)),
         ({"colocate": True, "rollout_num_gpus": 6}, Layout(4, 6, 0)),
         ({"colocate": True, "rollout_num_gpus": 2}, Layout(4, 2, 0)),
+        ({"rollout_spare_gpus": 3}, Layout(trainer=4, rollout=5, rollout_offset=4)),
         ({"critic_num_gpus": 4}, Layout(4, 2, 8, critic=4)),
         ({"critic_num_gpus": 4, "colocate": True}, Layout(4, 2, 0, critic=4)),
         ({"critic_num_gpus": 4, "debug_train_only": True}, Layout(4, 0, 8, critic=4)),

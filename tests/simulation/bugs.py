@@ -271,6 +271,54 @@ def _by_address(real: Any) -> Any:
     return send
 
 
+def _at_once(real: Any) -> Any:
+    def start(self: Membership, model: ServedModel, engine: Engine) -> None:
+        real(self, model, engine)
+        if engine.state is EngineState.READY:
+            model.take_in(engine)
+            model.admit(engine)
+
+    return start
+
+
+def _into_the_update(real: Any) -> Any:
+    def start(self: Membership, model: ServedModel, engine: Engine) -> None:
+        real(self, model, engine)
+        if engine.state is EngineState.READY:
+            model.take_in(engine)
+
+    return start
+
+
+def _still_waiting(real: Any) -> Any:
+    def take_in(self: EngineGroup, joiner: Engine) -> None:
+        before = self.joiners
+        real(self, joiner)
+        self.joiners = before
+
+    return take_in
+
+
+def _of_engines_alone(real: Any) -> Any:
+    def free_ranks(self: EngineGroup) -> list[int]:
+        joiners, self.joiners = self.joiners, []
+        try:
+            return real(self)
+        finally:
+            self.joiners = joiners
+
+    return free_ranks
+
+
+def _as_any_other(real: Any) -> Any:
+    def join(self: EngineGroup, rank: int) -> Engine:
+        engine = real(self, rank)
+        engine.joins = False
+        return engine
+
+    return join
+
+
 def _still_routed(real: Any) -> Any:
     def drain(self: Membership, model: ServedModel, engine: Engine, seconds: float) -> None:
         self._await_answers(engine, seconds)
@@ -336,6 +384,12 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "an engine that leaves stays in the router": (Bug(Membership, "_drain", _still_routed),),
     "an engine that has left is still one of the fleet": (Bug(ServedModel, "let_go", _nothing),),
     "who is to leave after an update does not": (Bug(Membership, "end_update", _nothing),),
+    "an engine that joins serves before it has weights": (Bug(Membership, "_start", _at_once),),
+    "an engine joins within an update": (Bug(Membership, "_start", _into_the_update),),
+    "an engine that joins is counted twice": (Bug(EngineGroup, "take_in", _still_waiting),),
+    "a place is given twice": (Bug(EngineGroup, "free_ranks", _of_engines_alone),),
+    "an engine that has started never joins": (Bug(Membership, "_take_in", _nothing),),
+    "the death of one that joins ends the run": (Bug(EngineGroup, "join", _as_any_other),),
     "a group is booked twice": (Bug(RolloutAccount, "train", _booked_twice),),
 }
 """What is wrong, and the names that are changed for it."""

@@ -39,6 +39,8 @@ class EngineServer:
     Attributes:
         hung: it answers nothing, and computes nothing.
         has_hung: it did once, so that it may be taken for dead later.
+        ready_at: when it began to serve HTTP.
+        listed: a router has been told of it.
         flushed: it has computed nothing since its cache was dropped.
         pieces: training state by part of the model.
         version: what it says that its weights are.
@@ -47,9 +49,9 @@ class EngineServer:
     def __init__(self, sim: Any, url: str, rank: int, ready_after: float) -> None:
         self.sim, self.world, self.url, self.rank = sim, sim.world, url, rank
         self.alive, self.hung, self.ready = True, False, False
-        self.has_hung = self.flushed = False
+        self.has_hung = self.flushed = self.listed = False
         self.end: str | None = None
-        self.ended_at = 0.0
+        self.ended_at = self.ready_at = 0.0
         self.group = ""
         self.pieces = [FIRST_WEIGHTS] * sim.plan.pieces
         self.version = "default"
@@ -69,7 +71,7 @@ class EngineServer:
 
     def _become_ready(self) -> None:
         if self.alive:
-            self.ready = True
+            self.ready, self.ready_at = True, self.world.now
             self.world.wake_all(self.bell)
 
     def die(self, how: str) -> None:
@@ -303,6 +305,7 @@ class RouterServer:
                 self.workers.remove(url)
             done(200, {})
         elif method == "POST":
+            self.sim.network.servers[body["url"]].listed = True
             if body["url"] not in self.workers:
                 self.workers.append(body["url"])
             done(200, {})

@@ -99,9 +99,11 @@ class Faults:
 
     def _strike(self) -> None:
         rng, alive = self._sim.world.rng, [engine for engine in self._sim.engines if engine.alive]
+        if not self._sim.plan.tolerant and self._sim.plan.adds:
+            alive = [engine for engine in alive if self._sim.joins(engine)]
         if alive and self.engines < _MAX_FAULTS:
             self.engines += 1
-            engine, hangs = rng.choice(alive), rng.random() < 0.2
+            engine, hangs = rng.choice(alive), rng.random() < 0.2 and self._sim.plan.tolerant
             self._note_excuse(engine, hangs)
             if hangs:
                 engine.hang(rng.choice((1.0, 200.0, 1e6)))
@@ -125,7 +127,8 @@ class Faults:
         self._hits[update] += 1
         self._hangs[update] += hangs
         if not self._sim.plan.tolerant:
-            self.excuse = "no death is tolerated"
+            if hangs or not self._sim.joins(engine):
+                self.excuse = "no death is tolerated"
         elif update and self._hits[update] > _SURVIVED_IN_AN_UPDATE:
             self.excuse = "an update, or a start of engines, failed again and again"
         elif update and self._hangs[update] > 1:

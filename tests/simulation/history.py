@@ -177,6 +177,10 @@ class Simulation:
         models = [] if self.fleet is None else self.fleet.models.values()
         return [engine for model in models for engine in model.engines]
 
+    def joins(self, server: EngineServer) -> bool:
+        """Whether an engine joins a run that replaces none, and has not served yet."""
+        return self.engines.index(server) >= self.plan.engines and not server.listed
+
     def ended_at(self, engine: Any) -> float:
         """Returns when the process of an engine of the fleet has ended."""
         return engine.handle.actors[0]._actor.instance.server.ended_at
@@ -261,7 +265,8 @@ class Simulation:
     def _train(self) -> None:
         config = run_config(copied(self.args))
         log = WatchedLog(Tracker([]))
-        rollout = RolloutGroup(config, Slots(self.plan.engines), self.plan.ranks, log, needs_offload=False)
+        slots = Slots(self.plan.engines + self.plan.spare)
+        rollout = RolloutGroup(config, slots, self.plan.ranks, log, needs_offload=False)
         self.rollout = rollout
         critic = RayTrainGroup(config, Slots(0), rollout, log, role="critic")
         actor = WatchedGroup(config, Slots(self.plan.ranks), rollout, log)
@@ -309,6 +314,7 @@ class History:
     router_faults: int
     manager_faults: int
     drained: int
+    added: int
     resumed: bool
     lines: list[str]
 
@@ -378,6 +384,7 @@ def play_plan(
         sim.faults.routers,
         sim.faults.managers,
         sim.operator.drained,
+        sim.operator.added,
         sim.resumed,
         world.lines,
     )

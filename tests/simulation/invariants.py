@@ -120,6 +120,7 @@ class Rules:
             raise self._broken(f"after the update to {self.committed} these were not admitted: {waiting}")
         if late := [row for row in self._sim.fleet.membership.rows() if "after" in row.state]:
             raise self._broken(f"after the update to {self.committed} these are still to leave: {late}")
+        self._look_at_places()
         serving = self._sim.serving()
         for engine in serving:
             server = self._sim.network.servers[engine.url]
@@ -132,6 +133,20 @@ class Rules:
                 )
 
         self._look_at_router({engine.url for engine in serving})
+
+    def _look_at_places(self) -> None:
+        """No place has two engines, and whoever could join the update did."""
+        joiners = [engine for model in self._sim.fleet.models.values() for engine in model.joiners]
+        engines = [*self._sim.fleet_engines(), *joiners]
+        ranks = Counter(engine.rank for engine in engines)
+        if twice := [rank for rank, count in ranks.items() if count > 1]:
+            raise self._broken(
+                f"after the update to {self.committed} places {twice} are taken twice: {engines}"
+            )
+        for engine in self._sim.fleet.membership.waiting:
+            server = self._sim.network.servers[engine.url]
+            if server.alive and server.ready_at < self._begun - _NOTICED_WITHIN:
+                raise self._broken(f"{engine} had started before the update to {self.committed}, and waits")
 
     def _look_at_router(self, serving: set[str]) -> None:
         """Engines that are gone are not listed, and all that serve are, unless it has just ended."""

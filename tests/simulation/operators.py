@@ -1,5 +1,6 @@
-"""Whoever has engines leave a run under simulation, at times that the seed decides."""
+"""Whoever has engines leave and join a run under simulation, at times that the seed decides."""
 
+from collections.abc import Callable
 from typing import Any
 
 from slime.ray.engine import MembershipError
@@ -17,21 +18,34 @@ class Operator:
         asked: numbers of engines of the rollout manager that were asked to leave: whoever has them may be
             ended though nothing has befallen it.
         drained: how many of them there were.
+        added: how many engines were started to join.
     """
 
     def __init__(self, sim: Any) -> None:
         self._sim = sim
         self.asked: set[int] = set()
-        self.drained = 0
+        self.drained = self.added = 0
 
     def begin(self) -> None:
         """Sets the times."""
         for seconds in self._sim.plan.drains:
-            self._sim.world.after(seconds, self._ask)
+            self._sim.world.after(seconds, self._ask, self._drain)
+        for seconds in self._sim.plan.adds:
+            self._sim.world.after(seconds, self._ask, self._add)
 
-    def _ask(self) -> None:
+    def _ask(self, what: Callable[[], None]) -> None:
         if self._sim.rollout is not None and self._sim.rollout._ready and not self._sim.outcome:
-            self._sim.world.spawn("operator", self._drain, process="run")
+            self._sim.world.spawn("operator", what, process="run")
+
+    def _add(self) -> None:
+        world = self._sim.world
+        try:
+            ranks = self._sim.rollout.ask_fleet("add", world.rng.choice((1, 1, 2)))
+        except _NOT_NOW as error:
+            world.note(f"nobody joins: {str(error).splitlines()[-1][:100]}")
+            return
+        self.added += len(ranks)
+        world.note(f"engines {ranks} are asked to join")
 
     def _drain(self) -> None:
         world, rollout = self._sim.world, self._sim.rollout

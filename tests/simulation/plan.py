@@ -26,6 +26,8 @@ class Plan:
         token: virtual seconds on average that an engine computes one.
         pieces: parts in which weights come to an engine.
         drains: virtual seconds after which somebody has an engine leave, each time.
+        adds: the same of engines that are to join.
+        spare: places beside those of the first engines.
     """
 
     seed: int
@@ -54,6 +56,8 @@ class Plan:
     router_deaths: tuple[float, ...] = ()
     manager_deaths: tuple[float, ...] = ()
     drains: tuple[float, ...] = ()
+    adds: tuple[float, ...] = ()
+    spare: int = 0
 
 
 def draw(seed: int) -> Plan:
@@ -86,9 +90,12 @@ def draw(seed: int) -> Plan:
         token=rng.choice((0.03, 0.2, 0.6)),
         concurrency=rng.choice((1, 2, 4, 8)),
     )
-    plan = replace(plan, drains=_changes(seed))
+    adds, spare = _joins(seed)
+    plan = replace(plan, drains=_changes(seed), adds=adds, spare=spare)
     if rng.random() < 0.1:
         return _silenced(plan)
+    if not tolerant and adds:
+        return _joiners_struck(plan)
     deaths = lambda *numbers: tuple(rng.uniform(5.0, 150.0) for _ in range(rng.choice(numbers)))
     if not troubled:
         return plan
@@ -100,6 +107,18 @@ def _changes(seed: int) -> tuple[float, ...]:
     """Times at which engines are asked to leave, in half of all histories."""
     rng = random.Random(f"changes {seed}")
     return tuple(rng.uniform(5.0, 120.0) for _ in range(rng.choice((0, 0, 0, 1, 2, 4))))
+
+
+def _joins(seed: int) -> tuple[tuple[float, ...], int]:
+    """Times at which engines are to join, in half of all histories, and places for them."""
+    rng = random.Random(f"joins {seed}")
+    times = tuple(rng.uniform(5.0, 120.0) for _ in range(rng.choice((0, 0, 0, 1, 2, 4))))
+    return times, rng.choice((0, 1, 2)) if times else 0
+
+
+def _joiners_struck(plan: Plan) -> Plan:
+    """Engines that join are killed, which costs nobody else, and nothing else goes wrong."""
+    return replace(plan, faults=None, strikes=0.7, loss=0.0, delay=0.0, crash_after=None)
 
 
 def _silenced(plan: Plan) -> Plan:
@@ -115,6 +134,7 @@ def args_of(plan: Plan) -> Any:
         served_models=[served],
         rollout_num_engines=plan.engines,
         rollout_num_gpus=plan.engines,
+        rollout_spare_gpus=plan.spare,
         actor_num_gpus_per_node=plan.ranks,
         synced_checkpoint=None,
         rollout_function_path=FULLY_ASYNC if plan.fully_async else DEFAULT,

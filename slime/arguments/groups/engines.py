@@ -18,6 +18,7 @@ from slime.arguments.validate.external_engines import bad_external
 from slime.arguments.validate.fleet_checks import (
     bad_models,
     bad_overrides,
+    bad_spares,
     missing_models,
     unusable_models,
 )
@@ -83,7 +84,8 @@ def notes(args: Namespace) -> Iterator[str]:
     """Engines of a run that has none."""
     if not trains_only(args):
         return
-    for name, _ in given(args, "sglang_config", "rollout_external_engine_addrs", "prefill_num_servers"):
+    of_engines = "sglang_config", "rollout_external_engine_addrs", "prefill_num_servers", "rollout_spare_gpus"
+    for name, _ in given(args, *of_engines):
         yield f"{name}: has no effect, the run has no engines"
 
 
@@ -122,6 +124,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if len(sources) > 1 and not args.debug_train_only:
         yield f"{' and '.join([*sources][:2])}: only one of them at a time"
     yield from unlike_sglang(args)
+    yield from bad_spares(args)
     if args.rollout_external:
         yield from bad_external(args)
     if not args.served_models:

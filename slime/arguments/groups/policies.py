@@ -58,6 +58,7 @@ REFUSED = {
     "colocate": "trainers and engines of several policies share no GPUs",
     "asynchronous": "the asynchronous loop trains one policy",
     "partial_rollout": "a sample of several policies cannot be taken up again",
+    "rollout_spare_gpus": "nothing says whose engines they would be for",
     "prefill_num_servers": "each policy has engines that are alike",
     "rollout_external": "each policy has engines that the run starts",
     "rollout_external_engine_addrs": "each policy has engines that the run starts",

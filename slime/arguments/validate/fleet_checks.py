@@ -123,6 +123,24 @@ def _bad_group(args: Namespace, where: str, group: ServerGroupConfig) -> Iterato
         )
 
 
+def bad_spares(args: Namespace) -> Iterator[str]:
+    """Spare GPUs on which no engine of the first model could start while the run goes on."""
+    spare = args.rollout_spare_gpus
+    if not spare or args.debug_train_only:
+        return
+    where = f"--rollout-spare-gpus {spare}"
+    if args.colocate:
+        yield f"{where}: with --colocate, where engines come and go with the trainer (wanted: without)"
+    if args.rollout_external:
+        yield f"{where}: the engines are somebody else's (wanted: engines of the run)"
+    for model in args.served_models[:1]:
+        size = next((g.size for g in model.server_groups if g.worker_type != PLACEHOLDER), 1)
+        if model.has_pd_disaggregation:
+            yield f"{where}: model {model.name} has prefill and decode engines (wanted: regular ones)"
+        elif spare % size:
+            yield f"{where}: not a multiple of the {size} GPUs of an engine of model {model.name}"
+
+
 def _of_size(where: str, each: str, size: int) -> str:
     """The name of an engine's size; a flag stands for itself."""
     return f"{each} {size}" if each.startswith("--") else f"{where}: {each} {size}"
