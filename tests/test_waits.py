@@ -95,8 +95,6 @@ OTHER_END = {
     "processes/forked.py: status_of: answers.readline": "settimeout",
     "processes/forked.py: receive_request: client.recv": "settimeout",
     "processes/forked.py: _send_request: client.sendall": "the server reads within 5 s, or closes",
-    "utils/blocking_http.py: ask: self._socket.sendall": "settimeout",
-    "utils/blocking_http.py: _read: self._socket.recv": "settimeout, on the way in",
     "weight_sync/floor.py: send: sending.join": "its socket has one of 10 s",
     "weight_sync/floor.py: _receive: receiver.recv_into": "settimeout",
     "weight_sync/transports/broadcast.py: join: init_process_group": "its timeout",

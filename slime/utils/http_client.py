@@ -76,7 +76,7 @@ async def send(method: str, url: str, content: bytes | None, headers: Mapping[st
     """
     try:
         target = Target.of(url)
-        request = request_bytes(method, target, content, headers)
+        request = _request(method, target, content, headers)
         pool = _pool()
         connection = await pool.take(target.origin)
         try:
@@ -98,7 +98,7 @@ async def stream_lines(
     """
     try:
         target = Target.of(url)
-        request = request_bytes(method, target, content, headers)
+        request = _request(method, target, content, headers)
         pool = _pool()
         connection = await pool.take(target.origin)
         try:
@@ -120,7 +120,7 @@ async def stream_lines(
         raise _transport_error(method, url, error) from error
 
 
-def request_bytes(method: str, target: Target, content: bytes | None, headers: Mapping[str, str]) -> bytes:
+def _request(method: str, target: Target, content: bytes | None, headers: Mapping[str, str]) -> bytes:
     """The bytes of a request.
 
     Raises:

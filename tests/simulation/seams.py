@@ -178,7 +178,7 @@ def names_of(sim: Any) -> dict[str, Any]:
         "slime.weight_sync.transports.session.dist": sim.gloo,
         "slime.weight_sync.transports.session.monotonic": modules.monotonic,
         "slime.weight_sync.transports.session.ThreadPoolExecutor": modules.pool,
-        "slime.backends.sglang_utils.client.BlockingClient": client,
+        "slime.backends.sglang_utils.client.httpx": http,
         "slime.backends.sglang_utils.router.httpx": http,
         "slime.rollout.async_worker.get_async_loop": modules.loop,
         "slime.utils.async_utils.get_async_loop": modules.loop,

@@ -61,8 +61,7 @@ def engine():
 def _entered(update):
     """The files of ours that an update enters which is not the first one.
 
-    Without what stands in for CUDA, what notes times for a trace and HTTP below the client: no weight goes
-    through these.
+    Without what stands in for CUDA and what notes times for a trace: no weight goes through these.
     """
     files = set()
 
@@ -78,8 +77,7 @@ def _entered(update):
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    below = {"utils/blocking_http.py", "utils/http_client.py", "utils/http_pool.py"}
-    return sorted(files - below - {"backends/megatron_utils/cpu_support.py", "observability/spans.py"})
+    return sorted(files - {"backends/megatron_utils/cpu_support.py", "observability/spans.py"})
 
 
 def _fails_on_one_rank(endpoint, update):

@@ -20,7 +20,7 @@ import httpx
 import orjson
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_exponential
 
-from slime.utils.blocking_http import BlockingAnswer, BlockingClient
+from slime.utils.http_client import KEEPALIVE_S
 from slime.utils.http_utils import bearer_header
 from slime.utils.types import EngineEndpoint
 
@@ -71,9 +71,17 @@ class EngineClient:
         self.has_update_session = True
         self._http = self._new_http()
 
-    def _new_http(self) -> BlockingClient:
+    def _new_http(self) -> httpx.Client:
         headers = {"Content-Type": "application/json", **bearer_header(self.endpoint.api_key)}
-        return BlockingClient(base_url=self.endpoint.url, timeout=self.timeout, headers=headers)
+        return httpx.Client(
+            base_url=self.endpoint.url,
+            headers=headers,
+            timeout=self.timeout,
+            limits=httpx.Limits(keepalive_expiry=KEEPALIVE_S),
+            # Loading certificates takes longer than most requests here do.
+            verify=self.endpoint.url.startswith("https"),
+            trust_env=False,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != "_http"}
@@ -336,7 +344,7 @@ class EngineClient:
         self.request("POST", "/resume_memory_occupation", {"tags": tags and list(tags)})
 
 
-def _json_or_text(response: BlockingAnswer) -> Any:
+def _json_or_text(response: httpx.Response) -> Any:
     if response.headers.get("content-type", "").startswith("application/json"):
         return orjson.loads(response.content)
     return response.text
