@@ -28,8 +28,11 @@ from slime.weight_sync.transports.session import SessionTransport
 
 logger = logging.getLogger(__name__)
 
-_LEAST_MEAN = 2 * 1024**2
-"""Bytes of the tensors of a bucket, on average, from which on they are broadcast one by one."""
+_LEAST_MEAN = 8 * 1024**2
+"""Bytes of the tensors of a bucket, on average, from which on they are broadcast one by one.
+
+Two copies of as many take as long as one more broadcast takes to begin and end.
+"""
 _KNOWN_TO_GLOO = (torch.float32, torch.bfloat16, torch.float16)
 
 

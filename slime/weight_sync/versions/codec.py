@@ -34,7 +34,9 @@ def checksum(algorithm: str, data: Bytes) -> str:
     """Hexadecimal digits of ``xxh3-128``, ``blake3`` or ``adler32``."""
     view = data.data
     if algorithm == "xxh3-128":
-        return xxhash.xxh3_128_hexdigest(view)
+        digest = xxhash.xxh3_128()
+        digest.update(view)  # lets other threads go on meanwhile, as the function for all of it does not
+        return digest.hexdigest()
     if algorithm == "blake3":
         return blake3.blake3(view).hexdigest()
     if algorithm == "adler32":

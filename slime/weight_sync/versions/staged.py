@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Container, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -88,11 +89,17 @@ class StagedVersion:
         self._files += 1
         file = self._partial / f"model-{self._files:05d}.safetensors"
         specs = {name: (t.dtype, tuple(t.shape)) for name, t in tensors}
-        with self.or_nothing(), SafetensorFile(file, specs) as out:
+        digest = lambda pair: checksum(self._algorithm, bytes_in(pair[1]))
+        with (
+            self.or_nothing(),
+            SafetensorFile(file, specs) as out,
+            ThreadPoolExecutor(1, thread_name_prefix="checksums") as beside,
+        ):
+            digests = beside.map(digest, tensors)
             for name, tensor in tensors:
                 out.write(name, tensor)
-                self._written[name] = checksum(self._algorithm, bytes_in(tensor))
                 self._bytes += tensor.nbytes
+            self._written |= dict(zip(specs, digests, strict=True))
         return file.name
 
     def _complete(self, manifest: VersionManifest, metadata: Mapping[str, str]) -> None:
