@@ -16,7 +16,7 @@ class RouterConfig:
         sglang_api_key: the key of all servers of the run; None on loopback.
     """
 
-    sglang_server_concurrency: int = flag(512, above=0, help="requests in flight per engine at most")
+    sglang_server_concurrency: int = flag(512, above=0, help="requests in flight per serving engine at most")
     sglang_router_request_timeout_secs: int = flag(
         14400, above=0, at_most=MAX_SECONDS, help="seconds the router waits for one request"
     )

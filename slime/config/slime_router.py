@@ -18,7 +18,8 @@ class SlimeRouterConfig:
         above=0, at_most=MAX_SECONDS, help="seconds that an engine has for one request; default for ever"
     )
     slime_router_max_connections: int | None = flag(
-        above=0, help="connections to engines; default --sglang-server-concurrency for each engine"
+        above=0,
+        help="connections to engines; default --sglang-server-concurrency for each engine it has",
     )
     slime_router_health_check_failure_threshold: int = flag(
         3, above=0, help="failed health checks in a row after which an engine gets no more requests"

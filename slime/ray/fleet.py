@@ -21,6 +21,7 @@ from slime.ray.policies import policy_configs
 from slime.ray.process_watch import ProcessLocation
 from slime.ray.served_model import ServedModel
 from slime.ray.served_policy import log_probs_of, require_same_policy
+from slime.utils.engine_count import engine_count
 from slime.utils.types import EngineEndpoint
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,12 @@ class Fleet:
         """The URLs of all living engines."""
         return [engine.url for model in self.models.values() for engine in model.living]
 
+    def answering(self) -> int:
+        """How many engines of the first model, or of all policies, serve now."""
+        names = [*self._config.policies.trained_policies] or [*self.models][:1]
+        engines = [engine for name in names for engine in self.models[name].engines]
+        return sum(engine.state is EngineState.SERVING for engine in engines)
+
     def metrics(self) -> dict[str, int]:
         """How many engines of each model live, how many it misses, and how many were replaced so far.
 
@@ -116,6 +123,7 @@ class Fleet:
                 if model.takes_updates and self._config.weight_sync.check_weight_update_equal:
                     # Now, as an engine that shares GPUs gives its weights away before the first update.
                     engine.client.weights_checker("snapshot")
+        engine_count.follow(self.answering)
         self._watch.start()
 
     @contextmanager

@@ -49,13 +49,15 @@ def stop_worker() -> None:
 
 
 def _worker_for(args: Any, data_buffer: Any) -> AsyncRolloutWorker:
-    """The worker of this process, which the first call starts."""
+    """The worker of this process, which the first call starts; it has the groups that engines take now."""
     global _worker
+    config = filled(GenerationConfig, args)
+    samples = requests_at_once(config)
+    groups = max(config.batches.rollout_batch_size, samples // config.batches.n_samples_per_prompt)
+    if _worker is not None:
+        _worker.concurrency = groups
     if _worker is None or _worker.data_buffer is not data_buffer:
         stop_worker()
-        config = filled(GenerationConfig, args)
-        samples = requests_at_once(config)
-        groups = max(config.batches.rollout_batch_size, samples // config.batches.n_samples_per_prompt)
         _worker = AsyncRolloutWorker(args, data_buffer, concurrency=groups)
         _worker.start()
     return _worker

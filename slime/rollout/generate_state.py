@@ -10,6 +10,7 @@ from slime.config.rollout import RolloutConfig
 from slime.config.run import filled
 from slime.utils.async_utils import Slots
 from slime.utils.cut_stops import TextOf
+from slime.utils.engine_count import engine_count
 from slime.utils.engine_meta import ASKS_FOR_NUCLEI
 from slime.utils.misc import SingletonMeta, load_function
 from slime.utils.processing_utils import load_processor, load_tokenizer
@@ -35,7 +36,7 @@ class GenerateState(metaclass=SingletonMeta):
         config = filled(GenerationConfig, args)
         self.args, self._checkpoint = args, config.hf_checkpoint
         self.tokenizer = load_tokenizer(self._checkpoint.hf_checkpoint, self._checkpoint.trust_remote_code)
-        self.semaphore = Slots(requests_at_once(config))
+        self.semaphore = Slots(partial(requests_at_once, config))
         self.sampling_params = training_sampling_params(config)
         self._encoded: dict[str, list[int]] = {}
         self.reset()
@@ -91,10 +92,10 @@ class GenerateState(metaclass=SingletonMeta):
 
 
 def requests_at_once(config: GenerationConfig) -> int:
-    """``--sglang-server-concurrency`` of each engine, of all policies."""
+    """``--sglang-server-concurrency`` of each engine that serves now, of all policies."""
     policies = config.policies.trained_policies.values()
     engines = sum(own.rollout_num_engines for own in policies) or config.engines.rollout_num_engines
-    return config.router.sglang_server_concurrency * max(1, engines)
+    return config.router.sglang_server_concurrency * engine_count.now(engines)
 
 
 def training_sampling_params(config: GenerationConfig) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from slime.config.cluster import FaultToleranceConfig
 from slime.config.router import RouterConfig
 from slime.config.run import filled
 from slime.config.slime_router import SlimeRouterConfig
-from slime.utils.http_utils import get_rollout_num_engines
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,8 @@ class RouterSettings:
     Attributes:
         api_key: that it asks its clients for; None for none.
         timeout: seconds that an engine has for one request; None for ever.
-        max_connections: to engines, of all processes together; further requests wait for one.
+        max_connections: to engines, of all processes together; further requests wait for one; None for
+            ``connections_of_each`` engine that is registered.
         check_interval: seconds between two health checks of a worker, and ``check_timeout`` for each.
         failure_threshold: failed checks in a row that quarantine a worker.
         processes: that serve requests.
@@ -28,7 +28,8 @@ class RouterSettings:
     port: int
     api_key: str | None
     timeout: float | None
-    max_connections: int
+    max_connections: int | None
+    connections_of_each: int
     check_interval: float
     check_timeout: float
     failure_threshold: int
@@ -47,8 +48,8 @@ class RouterSettings:
             port=port,
             api_key=router.sglang_api_key,
             timeout=own.slime_router_timeout,
-            max_connections=own.slime_router_max_connections
-            or router.sglang_server_concurrency * get_rollout_num_engines(args),
+            max_connections=own.slime_router_max_connections,
+            connections_of_each=router.sglang_server_concurrency,
             check_interval=checks.rollout_health_check_interval,
             check_timeout=checks.rollout_health_check_timeout,
             failure_threshold=own.slime_router_health_check_failure_threshold,

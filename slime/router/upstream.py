@@ -5,12 +5,13 @@ could not be connected to; once it is on its way, tokens may have been sampled f
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from slime.router.metrics import Counts
 from slime.router.pool import Worker, WorkerPool
 from slime.router.settings import RouterSettings
+from slime.utils.async_utils import Slots
 from slime.utils.http_connection import CannotConnect, HttpConnection
 from slime.utils.http_pool import ConnectionPool, Origin
 
@@ -57,7 +58,14 @@ class Upstream:
 
     def __init__(self, pool: WorkerPool, settings: RouterSettings, counts: Counts) -> None:
         self._pool, self._counts, self._timeout = pool, counts, settings.timeout
-        self._connections = Connections(-(-settings.max_connections // settings.processes))
+        self._settings = settings
+        self._connections = Connections(self._limit)
+
+    def _limit(self) -> int:
+        """Connections of this process."""
+        of_each = self._settings.connections_of_each
+        total = self._settings.max_connections or of_each * max(1, len(self._pool))
+        return -(-total // self._settings.processes)
 
     async def close(self) -> None:
         self._connections.close()
@@ -144,11 +152,11 @@ class Connections:
     """The connections to every worker: as many as there are requests in flight.
 
     Args:
-        limit: of all connections; further requests wait.
+        limit: of all connections, which may change; further requests wait.
     """
 
-    def __init__(self, limit: int) -> None:
-        self._free = asyncio.Semaphore(limit)
+    def __init__(self, limit: int | Callable[[], int]) -> None:
+        self._free = Slots(limit)
         self._pool = ConnectionPool(CONNECT_TIMEOUT_S)
 
     async def ask(

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import cache
 from typing import Any, Literal, TypeVar
 
@@ -47,19 +47,25 @@ class Slots:
     """A semaphore that hands a slot on to whoever has waited longest; with ten thousand who wait, too.
 
     ``asyncio.Semaphore`` looks, at each release, at all that it has woken and that have not run yet.
+
+    Args:
+        limit: how many there are, or what says so whenever a slot is taken or given back. Where that has
+            fallen, those that are out come back first.
     """
 
-    def __init__(self, value: int) -> None:
-        self._value = value
+    def __init__(self, limit: int | Callable[[], int]) -> None:
+        self._limit: Callable[[], int] = limit if callable(limit) else lambda: limit
+        self._taken = 0
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     def locked(self) -> bool:
         """Whether ``acquire`` would have to wait."""
-        return self._value == 0
+        return self._taken >= self._limit()
 
     async def acquire(self) -> Literal[True]:
-        if self._value:
-            self._value -= 1
+        self._hand_on()
+        if not self._waiters and not self.locked():
+            self._taken += 1
             return True
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -72,12 +78,15 @@ class Slots:
         return True
 
     def release(self) -> None:
-        while self._waiters:
+        self._taken -= 1
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        while self._waiters and not self.locked():
             waiter = self._waiters.popleft()
             if not waiter.done():
+                self._taken += 1
                 waiter.set_result(None)
-                return
-        self._value += 1
 
     async def __aenter__(self) -> None:
         await self.acquire()

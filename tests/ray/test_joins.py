@@ -14,6 +14,7 @@ from slime.ray.engine_group import EngineGroup
 from slime.ray.engine_watch import EngineFailure
 from slime.ray.fleet import Fleet
 from slime.ray.served_model import ServedModel
+from slime.utils.engine_count import engine_count
 from tests.ray.stand_ins import Cluster, Handle, Router, Source, client_class, wait_until
 from tests.run_args import config_with
 
@@ -71,7 +72,7 @@ def started(fleet: Fleet, spare: SlowSource) -> None:
 
 def test_an_engine_joins_with_an_update_and_serves_after_it(make: Make) -> None:
     fleet, cluster, spare = make()
-    assert states(fleet) == ["serving", "free", "free"] and fleet.metrics() == {}
+    assert states(fleet) == ["serving", "free", "free"] and fleet.metrics() == {} and fleet.answering() == 1
     assert fleet.membership.add(1) == [1] and states(fleet) == ["serving", "starting", "free"]
     fleet.membership.begin_update()  # has not started: this update is none of its own
     spare.may_start.set()
@@ -90,7 +91,7 @@ def test_an_engine_joins_with_an_update_and_serves_after_it(make: Make) -> None:
     fleet.admit("2")
     assert cluster.routed == ["http://engine0", "http://engine1"] and (1, "2") in cluster.told
     assert states(fleet) == ["serving", "serving", "free"]
-    assert fleet.metrics()["fleet/default/engines"] == 2
+    assert fleet.metrics()["fleet/default/engines"] == fleet.answering() == engine_count.now(0) == 2
     assert not fleet.models["default"].engines[1].joins
 
 

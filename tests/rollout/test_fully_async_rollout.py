@@ -17,6 +17,7 @@ from slime.rollout.fully_async_rollout import (
     stop_worker,
 )
 from slime.utils.async_utils import run
+from slime.utils.engine_count import engine_count
 from slime.utils.types import Sample
 from slime.utils.weight_clock import clock
 from tests.engines.fake import NEVER
@@ -278,6 +279,18 @@ def test_a_crash_while_it_is_generated_again_finds_its_prompt_alone(engine, asyn
     engine.delay = lambda conversation: 0.0
     updates.update()
     collecting.result()
+
+
+def test_as_many_groups_are_in_generation_as_the_engines_take_now(
+    async_args, make_source, engine, monkeypatch
+):
+    args, engines = async_args(sglang_server_concurrency=4), 2
+    monkeypatch.setattr(engine_count, "now", lambda otherwise: engines)
+    source = make_source(args)
+    worker = fully_async_rollout._worker_for(args, source)
+    assert worker.concurrency == 8
+    engines = 3
+    assert fully_async_rollout._worker_for(args, source) is worker and worker.concurrency == 12
 
 
 def test_nothing_begins_that_would_be_too_old_when_it_is_trained(engine, async_args, make_source, updates):

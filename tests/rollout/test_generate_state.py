@@ -11,6 +11,7 @@ from slime.rollout.generate_state import (
     requests_at_once,
     training_sampling_params,
 )
+from slime.utils.engine_count import engine_count
 from slime.utils.types import Sample
 
 
@@ -33,6 +34,26 @@ def test_a_response_is_sampled_by_the_flags_and_kept_to_the_letter(make_args):
 def test_each_engine_has_its_share_of_requests(make_args, engines, requests):
     args = make_args(sglang_server_concurrency=4, rollout_num_engines=engines)
     assert requests_at_once(config(args)) == requests
+
+
+class Counted:
+    engines = 2
+
+    def count(self) -> int:
+        return self.engines
+
+
+def test_engines_that_serve_now_decide_where_they_are_counted(make_args, monkeypatch):
+    monkeypatch.setattr(engine_count, "_counter", None)
+    args, counted = make_args(sglang_server_concurrency=4, rollout_num_engines=1), Counted()
+    slots = GenerateState(args).semaphore
+    assert (requests_at_once(config(args)), slots._limit()) == (4, 4)
+    engine_count.follow(counted.count)
+    assert (requests_at_once(config(args)), slots._limit()) == (8, 8)
+    counted.engines = 0
+    assert requests_at_once(config(args)) == 4
+    del counted
+    assert slots._limit() == 4
 
 
 def test_engines_of_all_policies_have_their_share(make_args):

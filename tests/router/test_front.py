@@ -10,10 +10,13 @@ import pytest
 from fastapi.responses import Response, StreamingResponse
 
 from slime.router import front as front_module
-from slime.router.upstream import Connections
+from slime.router.metrics import Counts
+from slime.router.pool import WorkerPool
+from slime.router.settings import RouterSettings
+from slime.router.upstream import Connections, Upstream
 from tests.engines import free_port
 from tests.engines.fake import Call, FakeEngine
-from tests.router.conftest import served
+from tests.router.conftest import router_args, served
 
 GENERATE = {"input_ids": [1, 2, 3], "sampling_params": {"custom_params": {"a": 1}, "no_such": 2}}
 
@@ -124,6 +127,20 @@ async def test_the_engine_learns_that_the_client_has_gone(start_engine) -> None:
             await ended.wait()
             while router.router.worker_request_counts != {engine.url: 0}:
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(("given", "limits"), [(None, [2, 2, 4]), (7, [4, 4, 4])])
+async def test_connections_are_of_the_engines_that_are_there_unless_a_flag_says(
+    given: int | None, limits: list[int]
+) -> None:
+    flags = dict(slime_router_processes=2, sglang_server_concurrency=4, slime_router_max_connections=given)
+    pool = WorkerPool(1)
+    upstream = Upstream(pool, RouterSettings.of(router_args(**flags)), Counts())
+    found = [upstream._limit()]
+    for number in range(2):
+        pool.add(f"http://engine{number}")
+        found.append(upstream._limit())
+    assert found == limits
 
 
 async def test_a_connection_serves_one_request_after_the_other_unless_an_answer_is_left() -> None:

@@ -71,6 +71,29 @@ async def test_slots_go_to_those_who_have_waited_longest() -> None:
     assert order == list(range(7)) and most == 2 and not slots.locked()
 
 
+async def test_a_limit_that_changes_is_that_of_now() -> None:
+    limit = 1
+    slots = Slots(lambda: limit)
+    await slots.acquire()
+    waiting = [asyncio.create_task(slots.acquire()) for _ in range(3)]
+    await asyncio.sleep(0)
+    limit = 3
+    late = asyncio.create_task(slots.acquire())
+    await asyncio.sleep(0.01)
+    assert [task.done() for task in (*waiting, late)] == [True, True, False, False] and slots.locked()
+    limit = 1
+    slots.release()
+    slots.release()
+    await asyncio.sleep(0.01)
+    assert not waiting[2].done() and slots.locked()
+    slots.release()
+    async with asyncio.timeout(60):
+        await waiting[2]
+    late.cancel()
+    slots.release()
+    assert not slots.locked()
+
+
 @pytest.mark.parametrize("handed", [False, True])
 async def test_a_slot_is_not_lost_with_who_waited_for_it(handed: bool) -> None:
     slots = Slots(1)
