@@ -38,7 +38,6 @@ KILLED = {
     "arguments/validate/tokenizer_process.py: tokenizer_process: process.communicate": "after SIGKILL",
     "backends/embedded_engine/grammar/compiler.py: close: self._worker.wait": "after SIGKILL",
     "backends/embedded_engine/grammar/compiler.py: _ask: self._worker.wait": "it has ended",
-    "backends/megatron_utils/checkpoint_processes.py: answer_of: process.join": "it has answered: it ends",
     "backends/megatron_utils/checkpoint_processes.py: _unanswered: process.join": "it has ended",
     "chaos/supervised.py: end: self._process.wait": "after SIGKILL",
     "processes/child.py: terminate: self._supervisor.wait": "after SIGKILL",
@@ -51,7 +50,7 @@ KILLED = {
 DONE = {
     "agent/sandbox/engine.py: _code: self._work.result": "after done()",
     "backends/embedded_engine/scheduler.py: _append: sequence.constraint.accept": "a grammar's",
-    "backends/megatron_utils/checkpoint_processes.py: answer_of: receiver.recv": "_waited_for",
+    "backends/megatron_utils/checkpoint_processes.py: _read: receiver.recv": "_waited_for",
     "backends/fsdp_utils/checkpoint.py: poll: future.exception": "after done()",
     "backends/megatron_utils/server/app.py: _update: done.result": "in its done callback",
     "observability/trace_utils.py: trace_span: _open_spans.get": "a context variable",

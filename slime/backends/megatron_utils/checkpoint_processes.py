@@ -6,10 +6,14 @@ for want of memory, the run hangs.
 
 import multiprocessing as mp
 import os
+import pickle
 import queue
 import signal
+import threading
+from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from typing import Any
 
@@ -20,6 +24,7 @@ from slime.processes.stopped import STOPPED_LIMIT_S, StopClock, is_stopped, with
 from slime.processes.supervisor import PR_SET_PDEATHSIG, prctl
 
 _LOOK_S = 1.0
+_LAST_WORDS_S = 5.0  # to read what a process that has ended had said; what it has started may hold the pipe
 Results = queue.SimpleQueue[Any]
 Writer = tuple[ForkProcess, Connection, str]
 """A process that writes, where it answers, and its file."""
@@ -93,23 +98,45 @@ def _write(parent: int, *args: Any, **kwargs: Any) -> None:
 
 
 def answer_of(process: ForkProcess, receiver: Connection, path: str) -> Any:
-    """What a process has written, or its exception; also if it ended without a word."""
-    was_stopped = _waited_for(process, receiver)
+    """What a process has written, or its exception; also if it ended without a word, or in the middle of one.
+
+    A thread reads it: a pipe holds 64 KiB, and a process that is stopped when it has sent so much of a longer
+    answer is read from for ever.
+    """
+    answers = Results()
+    reader = threading.Thread(target=_read, args=(receiver, answers), name="answer of a writer", daemon=True)
+    reader.start()
+    was_stopped = _waited_for(process, partial(_has_ended, reader))
+    reader.join(_LAST_WORDS_S)
+    was_stopped = _waited_for(process, partial(_has_ended, process)) or was_stopped
     try:
-        return receiver.recv() if receiver.poll() else _unanswered(process, path, was_stopped)
-    except (EOFError, OSError):  # OSError: it was killed in the middle of what it said
+        return answers.get_nowait()
+    except queue.Empty:
         return _unanswered(process, path, was_stopped)
-    finally:
-        process.join()
 
 
-def _waited_for(process: ForkProcess, receiver: Connection) -> bool:
-    """Waits until it has answered or ended; kills it, and returns True, where it stays stopped (SIGSTOP).
+def _read(receiver: Connection, answers: Results) -> None:
+    with suppress(EOFError, OSError):  # OSError: it was killed in the middle of what it said
+        try:
+            answers.put(receiver.recv())
+        except pickle.UnpicklingError as error:
+            answers.put(error)
 
-    Its end is asked for as well: what it has started holds the sentinel open.
+
+def _has_ended(other: threading.Thread | ForkProcess, seconds: float) -> bool:
+    """Whether it ends within so many seconds."""
+    other.join(seconds)
+    return not other.is_alive()
+
+
+def _waited_for(process: ForkProcess, is_over: Callable[[float], bool]) -> bool:
+    """Waits until it is over, or the process has ended.
+
+    Returns:
+        Whether it stayed stopped (SIGSTOP), and was killed.
     """
     clock, pid = StopClock(), process.pid or 0
-    while not wait([receiver, process.sentinel], timeout=_LOOK_S) and process.is_alive():
+    while not is_over(_LOOK_S) and process.is_alive():
         if clock.overdue([pid] if is_stopped(pid) else []):
             _kill_all(pid)
             return True

@@ -62,6 +62,28 @@ def test_one_that_stays_stopped_is_killed_and_fails_the_save(write, monkeypatch)
     assert str(stopped) == f"b.distcp: the process that wrote it {why}"
 
 
+@pytest.mark.parametrize("sent", ["half of a long answer", "all of it"])
+def test_one_that_stays_stopped_when_it_has_begun_to_answer_is_killed(write, monkeypatch, sent):
+    """Whoever reads such an answer would never be done, and one that has answered would never end."""
+
+    def stop_within(sender, result):
+        if sent == "all of it":
+            real(sender, result)
+        else:
+            sender._send(struct.pack("!i", 10**6) + bytes(10**5))
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    real = Connection.send
+    monkeypatch.setattr(checkpoint_processes, "_LOOK_S", 0.01)
+    monkeypatch.setattr(StopClock.overdue, "__defaults__", (0.05,))
+    monkeypatch.setattr(Connection, "send", stop_within)
+    found = write(lambda: None)
+    if sent == "all of it":
+        assert found == {0: ["a.distcp"], 1: ["b.distcp"]}
+    else:
+        assert str(found) == "a.distcp: the process that wrote it was stopped (SIGSTOP) for 6 s, and killed"
+
+
 def test_one_that_cannot_be_started_fails_the_save(write, monkeypatch):
     def fork():
         if ended := forks.pop():
