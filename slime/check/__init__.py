@@ -7,7 +7,7 @@
 Reads flags and config.json; starts nothing.
 """
 
-from slime.check.page import page
+from slime.check.page import page, totals
 from slime.check.report import Report, report
 
-__all__ = ["Report", "page", "report"]
+__all__ = ["Report", "page", "report", "totals"]

@@ -73,6 +73,12 @@ class RoleNeeds:
         return max(range(len(self.stages)), key=lambda stage: self.stages[stage].total)
 
     @property
+    def host_bytes(self) -> int:
+        """Bytes of all ranks together, on however many nodes they are."""
+        each = self.layout.world // len(self.stages)
+        return each * sum(stage.host.total for stage in self.stages)
+
+    @property
     def node(self) -> NodeHost:
         """The node whose host needs most."""
         return fullest_node(self.layout, self.per_node, [stage.host for stage in self.stages])

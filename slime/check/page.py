@@ -31,6 +31,24 @@ def page(report: Report) -> str:
     return "\n".join(lines)
 
 
+def totals(reports: Sequence[Report]) -> str:
+    """What all policies of a run take together; the pages before it say what each does."""
+    models = [sum(role.whole.values()) for report in reports for role in report.roles]
+    trainers = sum(_trainer_gpus(report) for report in reports)
+    engines = sum(report.config.cluster.rollout_num_gpus for report in reports if report.engines)
+    host = sum(role.host_bytes for report in reports for role in report.roles)
+    lines = [
+        f"parameters that are trained: {_billions(sum(models))} of {len(models)} models",
+        f"GPUs in all: {trainers + engines} ({trainers} of trainers, {engines} of engines)",
+        f"memory of hosts, of the ranks of all trainers: {host / GIB:.2f} GiB",
+    ]
+    return "\n".join(_section(f"All {len(reports)} policies", lines))
+
+
+def _trainer_gpus(report: Report) -> int:
+    return report.config.cluster.trainer_world_size if report.roles else 0
+
+
 def _section(title: str, lines: Sequence[str] | Iterator[str]) -> list[str]:
     found = [f"  {line}" for line in lines]
     return [title, *found, ""] if found else []

@@ -102,6 +102,7 @@ SLOW_RANK = Rule(
     rows=3,
 )
 """The trace of ``--trace`` shows it too, with what the rank takes and what the others do."""
+_SLOW_CRITIC_RANK = replace(SLOW_RANK, name="slow critic rank", metric="perf/critic-slow_rank")
 RULES = (
     Rule(
         "reward collapse",
@@ -162,6 +163,7 @@ RULES = (
     Rule("engine died", "fleet/<model>/replaced", _LOOK_AT_LOGS, _replaced),
     Rule("engine missing", "fleet/<model>/missing", _LOOK_AT_LOGS, _missing),
     SLOW_RANK,
+    _SLOW_CRITIC_RANK,
 )
 """What is looked for in every run, by one metric each."""
 STEP_RULES = {

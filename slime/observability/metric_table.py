@@ -106,7 +106,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
             "",
         ),
         Metric(
-            "perf/slow_rank",
+            "perf/{slow_rank,critic-slow_rank}",
             "rank that takes 1.5 times what the others take where none waits for another; -1: none",
             "",
             "step",

@@ -47,16 +47,11 @@ def slow_rank(of_ranks: Sequence[Iterable[Span]]) -> int | None:
     return max(late)[1] if late else NO_RANK
 
 
-def report_of_all(
-    of_ranks: Sequence[tuple[dict[str, Any], Iterable[Span]]], compares: bool
-) -> dict[str, Any]:
-    """Returns the main rank's report, which alone is not empty.
-
-    Args:
-        compares: whether ``perf/slow_rank`` is to be in it.
-    """
+def report_of_all(of_ranks: Sequence[tuple[dict[str, Any], Iterable[Span]]], role: str) -> dict[str, Any]:
+    """Returns the main rank's report, which alone is not empty, with the slow rank of its role."""
     report: dict[str, Any] = next((report for report, _ in of_ranks if report), {})
     slow = slow_rank([spans for _, spans in of_ranks])
-    if not (compares and report) or slow is None:
+    if not report or slow is None:
         return report
-    return {**report, "perf": {**report.get("perf", {}), "perf/slow_rank": slow}}
+    name = "perf/slow_rank" if role == "actor" else f"perf/{role}-slow_rank"
+    return {**report, "perf": {**report.get("perf", {}), name: slow}}

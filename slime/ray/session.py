@@ -10,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slime.arguments import UsageError, parse_args
 from slime.arguments.core.group import Rule
@@ -22,6 +23,9 @@ from slime.observability.startup import reached
 from slime.processes.exclusive import DirectoryUnusable, exclusive
 from slime.processes.termination import end_on_sigterm, leave, putting_away, was_terminated
 from slime.ray.ending import CannotStart, cause, exit_status, full_disks
+
+if TYPE_CHECKING:  # it imports torch
+    from slime.check import Report
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +55,11 @@ def main(
     """
     end_on_sigterm()
     words = sys.argv[1:] if argv is None else list(argv)
-    misfits: list[str] = []
+    reports: list[Report] = []
     phases.show("checking flags, model and data")
     try:
         args = parse_args(
-            argv=words, show=lambda args: misfits.extend(_shown_if_checked(args)), refuse=refuse
+            argv=words, show=lambda args: reports.extend(_shown_if_checked(args)), refuse=refuse
         )
     except SystemExit:
         phases.end()
@@ -65,7 +69,8 @@ def main(
     config = run_config(args)
     if config.check.check:
         phases.end()
-        raise SystemExit(_fits(misfits))
+        _show_totals(reports)
+        raise SystemExit(_fits([line for report in reports for line in report.misfits]))
     reached("arguments checked")
     address = os.environ.get("RAY_ADDRESS")
     phases.reached("flags are in order", then=f"joining Ray at {address}" if address else "starting Ray")
@@ -77,8 +82,8 @@ def main(
     _leave(status)
 
 
-def _shown_if_checked(args: Namespace) -> Sequence[str]:
-    """Prints the page of ``--check`` and returns what does not fit.
+def _shown_if_checked(args: Namespace) -> "Sequence[Report]":
+    """Prints the page of ``--check`` and returns what it says.
 
     Also where data is missing it says what the run would need.
     """
@@ -88,7 +93,14 @@ def _shown_if_checked(args: Namespace) -> Sequence[str]:
 
     found = report(run_config(args))
     print(page(found), flush=True)
-    return found.misfits
+    return [found]
+
+
+def _show_totals(reports: "Sequence[Report]") -> None:
+    from slime.check import totals
+
+    if len(reports) > 1:
+        print(totals(reports), flush=True)
 
 
 def _fits(misfits: Sequence[str]) -> int:

@@ -169,7 +169,7 @@ class RayTrainGroup:
         with self._log.phase("train_wait", role=self._role, rollout=rollout_id):
             outcomes = self._gather(refs, f"training on rollout {rollout_id}")
         of_ranks = [(report, spans) for report, _, spans in outcomes]
-        self._log.train(rollout_id, report_of_all(of_ranks, self._role == "actor"))
+        self._log.train(rollout_id, report_of_all(of_ranks, self._role))
         for rank, (_, _, spans) in enumerate(outcomes):
             self._log.spans(f"{self._name} rank {rank}", spans)
         self._processes.keep_standbys()

@@ -1,6 +1,7 @@
 """The page of ``--check``, what it counts, and what it finds too large."""
 
 import json
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -14,6 +15,7 @@ from slime.check.activations import activations
 from slime.check.layout import layout_of
 from slime.check.parameters import whole_model
 from slime.config.run import run_config
+from slime.ray.session import main
 from slime.rollout.data_source import RolloutDataSource
 from tests.check.test_scripts import CHAT, write_rows
 from tests.models.public_configs import CONFIGS
@@ -345,6 +347,7 @@ from slime.arguments.core.parser import parse
 from slime.arguments.registry import CONFIG_GROUPS
 from slime.check import page, report
 from slime.config.run import run_config
+from slime.ray.session import main
 args = parse({words("qwen3-4B")!r}, None)
 for group in CONFIG_GROUPS:
     group.derive(args)
@@ -354,3 +357,30 @@ print([name for name in ("ray", "sglang", "transformers") if name in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_policies_have_a_page_each_and_one_for_what_all_take(words, tmp_path, capsys):
+    """As the command prints them."""
+    policies = tmp_path / "policies.yaml"
+    policies.write_text("policies:\n  - {name: big}\n  - {name: small, actor_num_gpus_per_node: 4}\n")
+    line = [word for word in words("qwen3-4B", "--policies", str(policies)) if word != "--colocate"]
+    line += ["--rollout-num-gpus", "8", "--check-gpu-memory-gb", "80"]
+    with pytest.raises(SystemExit) as end:
+        main(lambda *groups: None, argv=line)
+    told = capsys.readouterr().out
+    assert "Policy big: " in told and "Policy small: " in told
+    *_, totals = told.partition("All 2 policies\n")
+    host = sum(float(row.split()[-1]) for row in told.splitlines() if row.lstrip().startswith("actor 0-"))
+    assert totals.splitlines()[:2] == [
+        "  parameters that are trained: 8.04 B of 2 models",
+        "  GPUs in all: 28 (12 of trainers, 16 of engines)",
+    ]
+    (memory,) = re.findall(r"  memory of hosts, of the ranks of all trainers: ([\d.]+) GiB", totals)
+    assert float(memory) == pytest.approx(host, abs=0.02)
+    assert end.value.code in (0, 1)
+
+
+def test_one_model_has_no_totals(words, capsys):
+    with pytest.raises(SystemExit):
+        main(lambda *groups: None, argv=words("qwen3-4B", "--check-gpu-memory-gb", "80"))
+    assert "policies" not in capsys.readouterr().out

@@ -206,6 +206,7 @@ def test_a_rank_that_is_always_the_slow_one_is_told() -> None:
     assert fired(curve("perf/slow_rank", [2, 2, 2, -1])) == [("slow rank", 0, True)]
     for uneven in ([0, 1] * 10, [-1] * 10, [2, 2, -1] * 5):
         assert fired(curve("perf/slow_rank", uneven)) == []
+    assert fired(curve("perf/critic-slow_rank", [1, 1, 1, -1])) == [("slow critic rank", 0, True)]
 
 
 def test_a_watch_is_a_sink() -> None:

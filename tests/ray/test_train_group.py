@@ -88,6 +88,12 @@ def test_a_rank_that_is_slower_than_the_others_is_in_the_row_of_the_rollout(star
     log.tracker.log.assert_called_once_with(row, axis="rollout", step=4)
     group.end_training(5, [(outcomes[0][0], None, [])])  # nothing to compare
     assert "perf/slow_rank" not in log.tracker.log.call_args.args[0]
+    group._role = "critic"
+    values = [({"perf": {}}, None, [Span("values", 0.0, 3.0)]), ({}, None, [Span("values", 0.0, 1.0)])]
+    group.end_training(6, values)
+    log.tracker.log.assert_called_with(
+        {"rollout/step": 6, "perf/critic-slow_rank": 0}, axis="rollout", step=6
+    )
 
 
 def test_a_save_that_failed_is_raised_to_those_who_do_not_ask_for_its_outcome(started):
