@@ -55,15 +55,16 @@ class Parameters(NamedWeights):
     def _reserve_layer(self, number: int) -> LayerWeights:
         c = self.config.shape
         qkv_rows = (c.num_attention_heads + 2 * c.num_query_groups) * c.kv_channels
+        # In the order in which a trainer of megatron-core sends them: a bucket can be received as it is.
         return LayerWeights(
             input_norm=self._reserve(c.hidden_size),
-            post_norm=self._reserve(c.hidden_size),
-            qkv=self._reserve(qkv_rows, c.hidden_size),
-            qkv_bias=self._reserve(qkv_rows) if c.add_qkv_bias else None,
             output=self._reserve(c.hidden_size, c.num_attention_heads * c.kv_channels),
             output_bias=self._reserve(c.hidden_size) if c.add_output_bias else None,
-            mlp=self._reserve_mlp(number),
+            qkv=self._reserve(qkv_rows, c.hidden_size),
+            qkv_bias=self._reserve(qkv_rows) if c.add_qkv_bias else None,
             qk_norm=self._reserve(2, c.kv_channels) if c.qk_layernorm else None,
+            post_norm=self._reserve(c.hidden_size),
+            mlp=self._reserve_mlp(number),
         )
 
     def _reserve_mlp(self, layer: int) -> MlpWeights | ExpertWeights:

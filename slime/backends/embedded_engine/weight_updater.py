@@ -131,9 +131,11 @@ class WeightUpdater:
         if load_format == "flattened_bucket":
             entries = layout(specs)
             size = entries[-1].end_idx if entries else 0
-            flats = self.groups.buffers(name, size)
+            row = self._row(specs, device)
+            flats = self.groups.buffers(name, size) if row is None else [row]
             self.groups.receive(name, [[flat] for flat in flats])
-            ranks = [tensors_of(flat, entries) for flat in flats]
+            ranks = [tensors_of(flat, entries) for flat in flats] if row is None else [[]]
+            self._torn -= {weight for weight, *_ in specs} if row is not None else set()
         else:
             places = self._places(specs, device)
             rest = [spec for spec in specs if spec[0] not in places]
@@ -259,6 +261,21 @@ class WeightUpdater:
             if place is not None and (place.dtype, place.device) == (dtype, device) and place.is_contiguous():
                 found[weight] = place
         return found
+
+    def _row(
+        self, specs: list[tuple[str, torch.dtype, tuple[int, ...]]], device: torch.device
+    ) -> torch.Tensor | None:
+        """The bytes of the weights of these specs, where they lie in this order without a gap."""
+        places = self._places(specs, device)
+        if not specs or len(places) < len(specs):
+            return None
+        flat = self._parameters.flat.view(torch.uint8)
+        first = end = places[specs[0][0]].data_ptr() - flat.data_ptr()
+        for weight, *_ in specs:
+            if places[weight].data_ptr() - flat.data_ptr() != end:
+                return None
+            end += places[weight].nbytes
+        return flat[first:end] if 0 <= first < end <= flat.numel() else None
 
     def _check(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         """Raises BadRequest if a tensor that is to be received does not fit."""

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from slime.backends.embedded_engine.checkpoint import TornWeights, load_checkpoint, load_random
 from slime.backends.embedded_engine.model_config import ModelConfig
@@ -43,6 +44,25 @@ def parameters_of(path):
     parameters = Parameters(ModelConfig.from_directory(path))
     parameters.flat.fill_(7.0)
     return parameters
+
+
+def test_weights_lie_in_the_order_in_which_megatron_core_gives_them(tmp_path):
+    """Without a gap where their sizes are multiples of 64 bytes."""
+    config = Qwen3Config(
+        **{"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": False},
+    )
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    attention = [f"self_attn.{name}" for name in ("o_proj", "q_proj", "k_proj", "v_proj", "q_norm", "k_norm")]
+    mlp = [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+    layer = ["input_layernorm", *attention, "post_attention_layernorm", *mlp]
+    order = [f"model.layers.{number}.{name}" for number in range(2) for name in layer]
+    named, end = Parameters(ModelConfig.from_directory(tmp_path)).named, 0
+    for name in ("model.embed_tokens", *order, "model.norm", "lm_head"):
+        place = named[f"{name}.weight"]
+        assert place.storage_offset() == end, name
+        end += place.numel()
+    assert len(named) == 3 + len(order)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["as it is", "of another format"])

@@ -22,6 +22,7 @@ def weights_of_a_model():
     place = torch.zeros(2)
     return MagicMock(
         config=SimpleNamespace(device=CPU, dtype=torch.float32),
+        flat=place,
         embedding=torch.zeros(2, 3),
         place=place,
         destination=lambda name, shape, dtype: (
@@ -256,6 +257,30 @@ def test_what_fits_is_received_where_it_belongs_and_the_rest_is_copied_there(kin
         held = [any(tensor is place for place in PLACES.values()) for tensor in tensors]
         assert held == [name not in copied for name in PLACES]
         assert [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors] == [(torch.float32, (2, 2))] * 5
+
+
+@pytest.mark.parametrize(
+    ("names", "at_once"),
+    [("ab", True), ("b", True), ("ba", False), ("bc", False), ("aa", False), ("", False)],
+)
+def test_a_bucket_of_weights_that_lie_in_its_order_is_received_into_them(names, at_once):
+    engine, weights, memory = MagicMock(released=set()), weights_of_a_model(), torch.zeros(12)
+    places = {"a": memory[1:3], "b": memory[3:7], "c": memory[8:10]}
+    weights.flat, weights.destination = memory, lambda name, shape, dtype: places[name]
+    updater, received = WeightUpdater(engine, weights), []
+    updater._torn = {"a", "d"}
+    updater.groups = MagicMock(device=lambda name: CPU, receive=lambda name, ranks: received.extend(ranks))
+    updater.groups.buffers = lambda name, size: [torch.empty(size, dtype=torch.uint8)]
+    updater.begin("all")
+    specs = [(name, torch.float32, tuple(places[name].shape)) for name in names]
+    updater.from_group("g", specs, "flattened_bucket", None, False)
+    ((flat,),) = received
+    assert flat.dtype == torch.uint8 and flat.numel() == sum(places[name].nbytes for name in names)
+    copied = [name for name, _ in weights.update.call_args.args[0]]
+    assert copied == ([] if at_once else [*names])
+    if at_once:
+        assert flat.data_ptr() == places[names[0]].data_ptr()
+        assert updater._torn == {"a", "d"} - {*names}
 
 
 @pytest.mark.parametrize(("size", "taken"), [(12, True), (13, False)])
