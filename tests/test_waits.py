@@ -109,7 +109,7 @@ OTHER_END = {
 }
 # Whoever calls has the deadline, and ends this wait with it.
 CALLER = {
-    "agent/sandbox/local.py: remove_tree: subprocess.run": "a rollout's",
+    "agent/sandbox/workspaces.py: remove_tree: subprocess.run": "a rollout's",
     "backends/embedded_engine/http/running.py: run_to_end: asyncio.wait": "ends when its client has gone",
     "backends/embedded_engine/http/running.py: run_streaming: wakeup.wait": "ends when its client has gone",
     "backends/fsdp_utils/checkpoint.py: finish: future.result": "--train-timeout",

@@ -8,11 +8,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from slime.agent.sandbox import Limits, LocalSandbox
+from slime.agent.sandbox import LocalSandbox
 
 FILE = "solution.py"
 CALL_S = 20
-_LIMITS = Limits(memory_bytes=1 << 30, processes=8, output_bytes=64 << 10)
 _RUNNER = """
 import json, sys
 from solution import {function}
@@ -24,17 +23,21 @@ for arguments in json.load(open("arguments.json")):
 """
 
 
-async def share_of_right_cases(source: str, function: str, cases: Sequence[Any]) -> float:
+async def share_of_right_cases(
+    sandbox: LocalSandbox, source: str, function: str, cases: Sequence[Any]
+) -> float:
     """How many of the cases, pairs of arguments and result, come out right: 0 to 1.
 
+    Args:
+        sandbox: in which nobody has worked.
+
     Raises:
-        SandboxError: there is no sandbox to grade in, which says nothing of the code.
+        SandboxError: it fails, which says nothing of the code.
     """
-    async with LocalSandbox(limits=_LIMITS) as sandbox:
-        await sandbox.write_file(FILE, source)
-        await sandbox.write_file("arguments.json", json.dumps([arguments for arguments, _ in cases]))
-        await sandbox.write_file("runner.py", _RUNNER.format(function=function))
-        _, output = await sandbox.exec("python runner.py 2>/dev/null", timeout=CALL_S)
+    await sandbox.write_file(FILE, source)
+    await sandbox.write_file("arguments.json", json.dumps([arguments for arguments, _ in cases]))
+    await sandbox.write_file("runner.py", _RUNNER.format(function=function))
+    _, output = await sandbox.exec("python runner.py 2>/dev/null", timeout=CALL_S)
     lines = output.splitlines()
     if len(lines) != len(cases):
         return 0.0

@@ -18,10 +18,11 @@ from slime.agent.adapters.common import BaseAdapter
 from slime.agent.aiohttp_threaded import AppHandle, run_app_in_thread
 from slime.agent.harbor import HarborTask, TaskError, VerifierError, grade, load_task, open_sandbox, reward_of
 from slime.agent.harbor.grading import Make, container, workdir_of
+from slime.agent.harbor.prepared import PreparedImages
 from slime.agent.harbor.task import METADATA
 from slime.agent.harness import BaseHarness
 from slime.agent.parsing import check_parsers
-from slime.agent.sandbox import SandboxError
+from slime.agent.sandbox import SandboxError, by_line
 from slime.agent.sandbox.engine import NoEngine
 from slime.config.generation import GenerationConfig
 from slime.config.run import filled
@@ -82,7 +83,16 @@ class HarborShell:
         make: Make = container,
         command_s: float = 180.0,
         longest_output: int = 8000,
+        prepare: str | None = None,
+        prepare_network: str = "none",
     ) -> None:
+        """
+        Args:
+            prepare: a line of shell, run as root once for each image in a snapshot of it, from which all
+                containers in which the model works start.
+            prepare_network: the engine's, which is there meanwhile.
+        """
+        self._prepared = None if prepare is None else _prepared_by(prepare, prepare_network, make)
         self._max_turns, self._network, self._make = max_turns, network, make
         self._command_s, self._longest = command_s, longest_output
         self._stack = AsyncExitStack()
@@ -91,7 +101,7 @@ class HarborShell:
         """Opens the container of a row's task."""
         self._task, self._turns = task_of(task["metadata"]), 0
         try:
-            opened = open_sandbox(self._task, self._network, make=self._make)
+            opened = open_sandbox(self._task, self._network, make=self._make, prepared=self._prepared)
             self._sandbox = await self._stack.enter_async_context(opened)
         except (TaskError, NoEngine) as error:  # whatever the row
             raise RolloutError(str(error)) from error
@@ -152,6 +162,8 @@ class HarborAgents:
         adapter_host: the address of this machine on that network; the adapter listens there.
         adapter: its kind, as the agent needs it.
         grading_network: of sandboxes that grade tasks which want a network.
+        install_network: the engine's, on which the agent is installed once for each image, in a snapshot of
+            it from which the others start; without it each sandbox installs the agent on ``network``.
     """
 
     def __init__(
@@ -162,6 +174,7 @@ class HarborAgents:
         adapter_host: str,
         adapter: type[BaseAdapter] = OpenAIAdapter,
         grading_network: str | None = None,
+        install_network: str | None = None,
         tool_parser: str | None = "hermes",
         reasoning_parser: str | None = None,
         make: Make = container,
@@ -170,6 +183,9 @@ class HarborAgents:
         if network == "none":
             raise ValueError("network none (wanted: one of the engine's, on which agents reach the adapter)")
         self._harness, self._network, self._grading, self._make = harness, network, grading_network, make
+        self._prepared: PreparedImages | None = None
+        if install_network is not None:
+            self._prepared = PreparedImages(harness.install, install_network, make)
         self._provider: Any = (adapter, adapter_host, tool_parser, reasoning_parser)
 
     async def __call__(
@@ -205,7 +221,8 @@ class HarborAgents:
         def on_network(task: HarborTask, image: str, network: str) -> Any:
             return self._make(task, image, self._network)
 
-        async with open_sandbox(task, self._network, make=on_network) as sandbox:
+        opened = open_sandbox(task, self._network, make=on_network, prepared=self._prepared)
+        async with opened as sandbox:
             folder = await workdir_of(task, sandbox)
             code = await self._harness.run(
                 sandbox,
@@ -228,6 +245,12 @@ def _told(sample: Sample, samples: list[Sample], failure: str) -> Sample | list[
         if failure and one.status is not Sample.Status.ABORTED:
             mark_ungraded(one, failure)
     return samples if len(samples) > 1 else samples[0]
+
+
+@cache
+def _prepared_by(line: str, network: str, make: Make) -> PreparedImages:
+    """For all episodes of this process."""
+    return PreparedImages(by_line(line), network, make)
 
 
 @cache

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -203,9 +204,55 @@ def clock():
 
 
 def image(words):
-    verb, name = words
-    if verb != "inspect" or not of_image(name).is_dir():
-        fail(f"no such image: {name}")
+    parser = parser_of("image")
+    parser.add_argument("verb", choices=["inspect"])
+    parser.add_argument("--format", choices=["{{.Id}} {{json .Created}} {{json .Config.Labels}}"])
+    parser.add_argument("names", nargs="+")
+    for name in parser.parse_args(words).names:
+        if not of_image(name).is_dir():
+            fail(f"no such image: {name}")
+        settings = json.loads((of_image(name) / "settings.json").read_text())
+        print(name, json.dumps(settings.get("created")), json.dumps(settings.get("labels")))
+
+
+def commit(words):
+    parser = parser_of("commit")
+    parser.add_argument("--change", action="append", default=[])
+    parser.add_argument("name")
+    parser.add_argument("image")
+    given = parser.parse_args(words)
+    facts, labels = facts_of(given.name), {}
+    for change in given.change:
+        verb, _, rest = change.partition(" ")
+        if verb != "LABEL":
+            fail(f"{change}: not understood")
+        labels |= dict([shlex.split(rest)[0].split("=", 1)])
+    made = FOLDER / f"building-{os.getpid()}"
+    shown = shutil.ignore_patterns(*SHOWN, "dev", "proc")
+    root = containers() / given.name / "root"
+    at_the_top = lambda folder, names: shown(folder, names) if Path(folder) == root else ()
+    shutil.copytree(root, made / "root", symlinks=True, ignore=at_the_top)
+    settings = {"workdir": facts["workdir"], "created": clock(), "labels": labels, "name": given.image}
+    (made / "settings.json").write_text(json.dumps(settings))
+    made.rename(of_image(given.image))
+
+
+def rmi(words):
+    (name,) = words
+    if any(facts_of(folder.name)["image"] == name for folder in containers().iterdir()):
+        fail(f"{name}: a container uses it")
+    shutil.rmtree(of_image(name))
+
+
+def listed_images(words):
+    parser = parser_of("images")
+    parser.add_argument("--quiet", action="store_true", required=True)
+    parser.add_argument("--filter", required=True)
+    label = parser.parse_args(words).filter.removeprefix("label=")
+    for file in images().glob("*/settings.json"):
+        settings = json.loads(file.read_text())
+        if label in settings.get("labels", {}):
+            print(settings["name"])
 
 
 def pull(words):
@@ -241,6 +288,7 @@ def build(words):
 VERBS = {
     **{"run": run, "exec": execute, "rm": remove, "ps": listed, "inspect": inspect},
     **{"image": image, "pull": pull, "build": build, "info": info},
+    **{"commit": commit, "rmi": rmi, "images": listed_images},
 }
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from examples.coding_agent import make_data, repair
 from examples.coding_agent.grading import share_of_right_cases
-from slime.agent.sandbox import LocalSandbox, SandboxError
+from slime.agent.sandbox import LocalSandbox, SandboxError, by_line
 from slime.rollout.base_types import RolloutError
+from slime.rollout.episodes import Episodes
 from slime.rollout.sglang_rollout import generate_rollout_async
 from slime.utils.types import Sample
 from tests.engines.fake import HEADER, TalkingEngine
@@ -116,8 +117,25 @@ async def test_what_is_no_command_is_told_so(sandboxed, try_on):
 async def test_each_function_is_wrong_as_it_is_and_right_when_repaired(sandboxed, name):
     row = make_data.row_of(name, make_data.BUGS[name])["metadata"]
     for source, all_right in ((row["source"], False), (RIGHT[name], True)):
-        share = await share_of_right_cases(source, row["function"], row["cases"])
+        async with LocalSandbox() as sandbox:
+            share = await share_of_right_cases(sandbox, source, row["function"], row["cases"])
         assert (share == 1.0) is all_right
+
+
+async def test_a_repository_is_prepared_once_and_no_episode_changes_it(
+    sandboxed, try_on, monkeypatch, tmp_path
+):
+    tmp_path.chmod(0o755)  # who works in a sandbox is another user
+    (tmp_path / "helper.py").write_text("def first(items): return items[0]\n")
+    lines = []
+    monkeypatch.setattr(repair, "by_line", lambda line: lines.append(line) or by_line(line))
+    options = {"prepare": f"cp {tmp_path}/helper.py .", "readable": [str(tmp_path)]}
+    monkeypatch.setattr(repair, "generate", Episodes(repair.Repair, options, max_turns=12))
+    right = "import helper\ndef last(items):\n    return helper.first(items[::-1]) if items else None\n"
+    for _ in range(2):
+        sample = await try_on("last", shell("cat helper.py"), shell("rm helper.py"), written(right))
+        assert "def first" in sample.response and sample.reward == 1.0
+    assert lines == [options["prepare"]]
 
 
 async def test_a_machine_that_holds_no_sandbox_ends_the_run(try_on, monkeypatch):

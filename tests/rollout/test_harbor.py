@@ -103,6 +103,21 @@ async def test_the_last_turn_is_graded_and_so_is_the_end_of_the_time(
     assert (made.reward, made.metadata["round_number"]) == (0.0, 1)
 
 
+async def test_containers_start_from_what_was_prepared_once_and_graders_do_not(
+    containers, engine, make_args, sample_of
+):
+    tests = TESTS.replace("reward=1 ||", "[ ! -e /srv/tool ] && reward=1 ||")
+    prepared = harbor_shell(max_turns=3, prepare="mkdir -p /srv && echo 42 > /srv/tool")
+    engine.answer = saying(shell("cp /srv/tool answer; echo changed > /srv/tool"), "Done.")
+    for _ in range(2):
+        made = await prepared(make_args(), sample_of(tests=tests), PARAMS)
+        assert made.reward == 1.0
+    calls = [words[0] for words in containers.calls]
+    assert (calls.count("commit"), calls.count("run")) == (1, 5)
+    failing = harbor_shell(prepare="echo why; exit 3")
+    assert (await failing(make_args(), sample_of(), PARAMS)).status is Sample.Status.ABORTED
+
+
 async def test_a_task_without_a_verdict_is_no_reward_of_0(containers, engine, make_args, sample_of):
     engine.answer = saying("Done.")
     made = await generate(make_args(), sample_of(tests=TESTS.replace("reward.txt", "nothing")), PARAMS)
@@ -137,6 +152,16 @@ async def test_an_agent_works_through_an_adapter(containers, engine, make_args, 
     assert trained(tokenizer, made) == f"echo 42 > answer; exit 3{EOS}"
     runs = [words for words in containers.calls if words[0] == "run"]
     assert [words[words.index("--network") + 1] for words in runs] == ["agents", "none"]
+    installed = HarborAgents(
+        agent_harness(), network="agents", adapter_host="127.0.0.1", install_network="bridge"
+    )
+    for _ in range(2):
+        assert (await installed(make_args(), sample_of(agent=AGENT), PARAMS)).reward == 1.0
+    runs = [words for words in containers.calls if words[0] == "run"][2:]
+    found = [words[words.index("--network") + 1] for words in runs]
+    assert found == ["bridge", "agents", "none", "agents", "none"]
+    images = [words[-2] for words in runs]
+    assert images[1] == images[3] != images[0] == images[2] == images[4]
     engine.answer = saying("true")
     made = await agents(make_args(), sample_of(agent=AGENT, tests="#!/bin/sh\n"), PARAMS)
     assert made.status is Sample.Status.FAILED and "wrote no reward" in made.metadata["grading_failure"]

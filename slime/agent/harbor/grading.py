@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from slime.agent.harbor.images import image_of
+from slime.agent.harbor.prepared import PreparedImages
 from slime.agent.harbor.rewards import VerifierError, from_json, from_text
 from slime.agent.harbor.task import WORKDIR, HarborTask, TaskError
 from slime.agent.harbor.trees import checked, tree_of
@@ -34,13 +35,19 @@ def container(task: HarborTask, image: str, network: str) -> ContainerSandbox:
 
 @asynccontextmanager
 async def open_sandbox(
-    task: HarborTask, network: str | None, *, grades: bool = False, make: Make = container
+    task: HarborTask,
+    network: str | None,
+    *,
+    grades: bool = False,
+    make: Make = container,
+    prepared: PreparedImages | None = None,
 ) -> AsyncIterator[Any]:
     """A sandbox of the task, with its image and a folder to work in.
 
     Args:
         network: that of the engine which a task that wants one gets; None where tasks may not want one.
         grades: the sandbox is the one that grades.
+        prepared: makes the image from which it starts of the task's.
 
     Raises:
         TaskError: the task wants a network, or paths such as /tests are not the sandbox's own.
@@ -52,12 +59,15 @@ async def open_sandbox(
             f"task {task.folder}: network_mode public, which is the default (wanted: no-network, or the "
             "engine's network for it, such as network='bridge'; network='none' runs it without)"
         )
-    sandbox = make(task, await image_of(task), network if wants and network else "none")
+    image = await image_of(task)
+    sandbox = make(task, image, network if wants and network else "none")
     if not getattr(sandbox, "has_own_root", False):
         raise TaskError(
             f"task {task.folder}: {type(sandbox).__name__} has no root of its own, and tasks use {WORKDIR}, "
             "/tests and /logs (wanted: a sandbox such as ContainerSandbox)"
         )
+    if prepared is not None:
+        sandbox = make(task, await prepared.of(task, image), network if wants and network else "none")
     async with sandbox:
         yield sandbox
 

@@ -130,6 +130,15 @@ class BaseHarness(ABC):
         if code != 0:
             raise SandboxError(f"{self.name}: no {self.executable} in the sandbox: {said.strip():.500}")
 
+    async def install(self, sb: Sandbox) -> None:
+        """All that comes before a task: the agent's user and its program.
+
+        Raises:
+            SandboxError: one of them cannot be had.
+        """
+        await ensure_agent_user(sb, user=self.user)
+        await self.install_cli(sb)
+
     async def write_config(self, sb: Sandbox, ctx: HarnessContext) -> None:
         """Writes the agent's configuration for a task."""
         await self._write(sb, self.config_files(ctx))

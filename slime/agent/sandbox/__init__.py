@@ -13,6 +13,7 @@ from slime.agent.sandbox.protocol import (
     ensure_agent_user,
     exec_and_wait,
 )
+from slime.agent.sandbox.snapshots import Prepared, Snapshot, by_line
 
 __all__ = [
     "EXIT_TIME_BUDGET_EXCEEDED",
@@ -22,9 +23,12 @@ __all__ = [
     "ExecResult",
     "Limits",
     "LocalSandbox",
+    "Prepared",
     "Sandbox",
     "SandboxError",
     "SandboxPool",
+    "Snapshot",
+    "by_line",
     "ensure_agent_user",
     "exec_and_wait",
 ]

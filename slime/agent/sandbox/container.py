@@ -8,12 +8,14 @@ import shlex
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Any, Self
 
 from slime.agent.sandbox import owners
+from slime.agent.sandbox.commits import commit
 from slime.agent.sandbox.engine import Client, call, find_engine
 from slime.agent.sandbox.limits import MIB
 from slime.agent.sandbox.protocol import EXIT_TIME_BUDGET_EXCEEDED, ExecResult, SandboxError
+from slime.agent.sandbox.snapshots import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +105,8 @@ class ContainerSandbox:
         self._network, self._workdir, self._asked_engine = network, workdir, engine
         self._lifetime_s = lifetime_s or int(os.environ.get("SLIME_AGENT_SANDBOX_LIFETIME_SEC", _LIFETIME_S))
         self._run_options = tuple(run_options)
+        self._options: Any = {"limits": limits, "network": network, "workdir": workdir, "engine": engine}
+        self._options |= {"lifetime_s": lifetime_s, "run_options": run_options}
         self._engine = ""
 
     async def __aenter__(self) -> Self:
@@ -255,6 +259,12 @@ class ContainerSandbox:
             raise SandboxError(f"ContainerSandbox: {path!r:.200}: more than {keep} bytes (limits.file_bytes)")
         return output
 
+    async def snapshot(self) -> Snapshot["ContainerSandbox"]:
+        """An image of all files as they are now; raises SandboxError where the engine makes none."""
+        if not self._engine:
+            raise SandboxError("ContainerSandbox: is not open (wanted: async with)")
+        return await commit(self._engine, self.name, lambda image: ContainerSandbox(image, **self._options))
+
     async def close(self) -> None:
         """End every process of the sandbox and remove its files."""
         engine, self._engine = self._engine, ""
@@ -333,3 +343,4 @@ async def _remove_orphans_once(engine: str) -> None:
         return
     _SWEPT.add(engine)
     await owners.remove_orphans(engine)
+    await owners.remove_orphaned_images(engine)

@@ -7,6 +7,7 @@ from typing import Any, Self, TypeVar
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from slime.agent.sandbox.protocol import EXIT_TIME_BUDGET_EXCEEDED, ExecResult, SandboxError
+from slime.agent.sandbox.snapshots import Snapshot
 
 T = TypeVar("T")
 _LIFETIME_S, _RETRIES, _SIZE = 3600, 6, "md"
@@ -33,14 +34,15 @@ class E2BSandbox:
         """
         Args:
             timeout: seconds that the sandbox lives; default SLIME_AGENT_SANDBOX_LIFETIME_SEC or 3600.
-            image_metadata_key: default SLIME_AGENT_SANDBOX_IMAGE_METADATA_KEY.
+            image_metadata_key: default SLIME_AGENT_SANDBOX_IMAGE_METADATA_KEY; "" for none.
             rpc_retries: default SLIME_AGENT_SANDBOX_RPC_RETRIES or 6.
             size: default SLIME_AGENT_E2B_SANDBOX_SIZE or md.
         """
         env = os.environ
         self.image = image
         self._lifetime_s = timeout or int(env.get("SLIME_AGENT_SANDBOX_LIFETIME_SEC", _LIFETIME_S))
-        self._key = image_metadata_key or env.get("SLIME_AGENT_SANDBOX_IMAGE_METADATA_KEY")
+        key = env.get("SLIME_AGENT_SANDBOX_IMAGE_METADATA_KEY")
+        self._key = key if image_metadata_key is None else image_metadata_key
         given = env.get("SLIME_AGENT_SANDBOX_RPC_RETRIES", _RETRIES) if rpc_retries is None else rpc_retries
         self._retries = int(given)
         self._size = size or env.get("SLIME_AGENT_E2B_SANDBOX_SIZE", _SIZE)
@@ -96,6 +98,20 @@ class E2BSandbox:
         """The text of a file, read as root."""
         files = self._open().files
         return await self._again(lambda: files.read(path, user="root"))
+
+    async def snapshot(self) -> Snapshot["E2BSandbox"]:
+        """Files and memory as they are now, kept by the server; the sandbox pauses meanwhile.
+
+        Raises:
+            SandboxError: the package e2b has no snapshots.
+        """
+        sandbox = self._open()
+        if not hasattr(sandbox, "create_snapshot"):
+            raise SandboxError("E2BSandbox: this package e2b has no snapshots (wanted: 2.63 or later)")
+        source = (await sandbox.create_snapshot()).snapshot_id
+        own: dict[str, Any] = {"timeout": self._lifetime_s, "rpc_retries": self._retries}
+        remove = lambda: self._again(lambda: type(sandbox).delete_snapshot(source))
+        return Snapshot(source, lambda: E2BSandbox(source, **own, image_metadata_key=""), remove)
 
     def _open(self) -> Any:
         if self._sandbox is None:

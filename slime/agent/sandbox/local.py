@@ -4,12 +4,9 @@ import asyncio
 import base64
 import contextlib
 import json
-import logging
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import uuid
@@ -24,6 +21,8 @@ from slime.agent.jail.kernel import NOBODY
 from slime.agent.sandbox.limits import ControlGroup, Limits
 from slime.agent.sandbox.ports import OpenPorts
 from slime.agent.sandbox.protocol import ExecResult, SandboxError
+from slime.agent.sandbox.snapshots import Snapshot
+from slime.agent.sandbox.workspaces import remove_tree, snapshot_of, unpack
 from slime.processes.marks import kill_marked
 
 GUARANTEES = ("files", "processes", "network", "privileges", "syscalls", "memory", "leftovers")
@@ -59,6 +58,7 @@ class LocalSandbox:
         namespaces: bool = True,
         keep_background: bool = False,
         ports: Collection[int] = (),
+        start_from: Path | None = None,
     ) -> None:
         """
         Args:
@@ -69,18 +69,22 @@ class LocalSandbox:
             keep_background: let servers and the like that a command starts run until the end of the sandbox.
             ports: of this machine, which commands reach at 127.0.0.1: the address of an adapter holds inside
                 too. Nothing else of the network is there.
+            start_from: of a `snapshot`: what is in the workspace at first.
         """
         if unknown := set(isolation) - set(GUARANTEES):
             raise ValueError(f"isolation {sorted(unknown)}: unknown (wanted: {', '.join(GUARANTEES)})")
         if beyond := [port for port in ports if not 0 < port < 1 << 16]:
             raise ValueError(f"ports {beyond}: wanted numbers from 1 to 65535")
-        paths = {str(Path(path).absolute()) for path in readable}
-        paths |= {
+        shown = [
             sys.prefix,
             sys.base_prefix,
-            str(Path(python).absolute().parent),
-            str(Path(python).resolve().parent),
-        }
+            *_folders_of(python),
+            *([str(start_from)] if start_from else []),
+        ]
+        paths = {*shown, *(str(Path(path).absolute()) for path in readable)}
+        own: dict[str, Any] = {"limits": limits, "isolation": isolation, "allow_weaker": allow_weaker}
+        own |= {"readable": readable, "python": python, "namespaces": namespaces, "ports": ports}
+        self._options, self._start_from = {**own, "keep_background": keep_background}, start_from
         if "/" in paths:
             raise ValueError("readable /: would show the whole machine (wanted: folders in it)")
         self.limits = limits or Limits()
@@ -140,6 +144,8 @@ class LocalSandbox:
                 )
             if self._ports:
                 self._open_ports = OpenPorts(ours, self._ports)
+        if self._start_from:
+            await unpack(self, self._start_from)
 
     async def _launch(self, descriptors: Sequence[int]) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
@@ -229,8 +235,20 @@ class LocalSandbox:
         Raises:
             SandboxError: it cannot be read.
         """
+        return (await self.read_bytes(path)).decode(errors="replace")
+
+    async def read_bytes(self, path: str) -> bytes:
+        """What is in a file; raises as `read_file` does."""
         reply = await self._ask({"do": "read", "path": path}, _START_LIMIT_S)
-        return base64.b64decode(reply["content"]).decode(errors="replace")
+        return base64.b64decode(reply["content"])
+
+    async def snapshot(self) -> Snapshot["LocalSandbox"]:
+        """What is in the workspace now, which has to fit into /tmp too.
+
+        Raises:
+            SandboxError: it does not, or this machine could not keep others from changing it.
+        """
+        return await snapshot_of(self, lambda tree: LocalSandbox(**self._options, start_from=tree))
 
     async def _ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         async with self._busy:
@@ -301,31 +319,12 @@ class LocalSandbox:
             await asyncio.to_thread(remove_tree, self._folder)
 
 
+def _folders_of(program: str) -> list[str]:
+    return [str(path.parent) for path in (Path(program).absolute(), Path(program).resolve())]
+
+
 def _lives(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-logger = logging.getLogger(__name__)
-
-
-def remove_tree(folder: str) -> None:
-    """Remove a folder, however deep it is and though its owner may not look into parts of it.
-
-    What cannot be removed is named in a warning.
-    """
-    try:
-        shutil.rmtree(folder)
-        return
-    except FileNotFoundError:
-        return
-    except (OSError, RecursionError):
-        # Both walk without recursion, and neither follows a link.
-        for command in (("chmod", "-R", "u+rwX"), ("rm", "-rf")):
-            subprocess.run(
-                [*command, "--", folder], stdin=subprocess.DEVNULL, capture_output=True, check=False
-            )
-    if os.path.lexists(folder):
-        logger.warning("%s: a sandbox left it behind, and it cannot be removed", folder)

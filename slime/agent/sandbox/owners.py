@@ -21,7 +21,7 @@ from slime.agent.sandbox.protocol import SandboxError
 
 logger = logging.getLogger(__name__)
 
-OWNER, LIFETIME = "slime.sandbox.owner", "slime.sandbox.lifetime"
+OWNER, LIFETIME, KEPT_BY = "slime.sandbox.owner", "slime.sandbox.lifetime", "slime.sandbox.snapshot"
 _LIMIT_S = 60.0
 _FORMAT = "{{.Id}} {{json .Created}} {{json .Config.Labels}}"
 _CLOCK = "{{json .SystemTime}}"
@@ -38,6 +38,11 @@ def _here() -> str:
 def labels(lifetime_s: float) -> dict[str, str]:
     """Returns the labels of a container of this process, which nobody needs after so many seconds."""
     return {OWNER: _owner(os.getpid()), LIFETIME: str(int(lifetime_s))}
+
+
+def image_labels() -> dict[str, str]:
+    """Returns the labels of an image that is a snapshot of this process's."""
+    return {KEPT_BY: _owner(os.getpid())}
 
 
 def _owner(pid: int) -> str:
@@ -86,6 +91,20 @@ async def remove_orphans(engine: str) -> list[str]:
     if orphans:
         logger.warning("removing %d containers that their owner left behind: %s", len(orphans), orphans)
         await call([engine, "rm", "--force", "--volumes", *orphans], limit_s=_LIMIT_S)
+    return orphans
+
+
+async def remove_orphaned_images(engine: str) -> list[str]:
+    """Removes the snapshots of processes of this machine that have ended, and returns their ids."""
+    listed = await call([engine, "images", "--quiet", "--filter", f"label={KEPT_BY}"], limit_s=_LIMIT_S)
+    ids = [*dict.fromkeys(listed.output.decode().split())] if listed.code == 0 else []
+    if not ids:
+        return []
+    told = await call([engine, "image", "inspect", "--format", _FORMAT, *ids], limit_s=_LIMIT_S)
+    read = map(_read, told.output.decode(errors="replace").splitlines())
+    orphans = [identity for identity, _, found in read if is_orphan({OWNER: found.get(KEPT_BY, "")})]
+    for one in orphans:  # one that is in use stays
+        await call([engine, "rmi", one], limit_s=_LIMIT_S)
     return orphans
 
 

@@ -9,11 +9,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Generic, Self, TypeVar
 
 from slime.agent.sandbox.protocol import Sandbox, SandboxError
+from slime.agent.sandbox.snapshots import Prepared
 
 logger = logging.getLogger(__name__)
 
@@ -35,15 +36,24 @@ class SandboxPool(Generic[S]):
         oldest_s: one that has been ready for longer is replaced before use, since the time that a sandbox
             lives begins with its start.
         at_once: how many are started in advance at a time.
+        prepare: prepares one before anybody uses it. Where the sandbox has snapshots that is done once, and
+            all of the pool start from what has come of it.
     """
 
     def __init__(
-        self, make: Callable[[], S], *, size: int = 2, oldest_s: float = _OLDEST_S, at_once: int = 2
+        self,
+        make: Callable[[], S],
+        *,
+        size: int = 2,
+        oldest_s: float = _OLDEST_S,
+        at_once: int = 2,
+        prepare: Callable[[S], Awaitable[None]] | None = None,
     ) -> None:
         if size < 1 or at_once < 1 or oldest_s <= 0:
             given = f"size={size}, at_once={at_once}, oldest_s={oldest_s:g}"
             raise ValueError(f"{given} (wanted: at least 1, at least 1, above 0)")
         self._make, self._size, self._oldest_s = make, size, oldest_s
+        self._prepared = None if prepare is None else Prepared(make, prepare)
         self._ready: deque[tuple[float, S]] = deque()
         self._starts = asyncio.Semaphore(at_once)
         self._starting: set[asyncio.Task[None]] = set()
@@ -73,7 +83,7 @@ class SandboxPool(Generic[S]):
         """
         if not self._is_open:
             raise SandboxError("SandboxPool: is not open (wanted: async with)")
-        taken = self._take() or await self._make().__aenter__()
+        taken = self._take() or await self._new()
         try:
             yield taken
         finally:
@@ -101,12 +111,15 @@ class SandboxPool(Generic[S]):
     async def _start(self) -> None:
         try:
             async with self._starts:
-                one = await self._make().__aenter__()
+                one = await self._new()
             self._ready.append((time.monotonic(), one))
         except SandboxError as error:  # whoever needs one tries again, and is told
             logger.warning("a sandbox could not be started in advance: %s", error)
         finally:
             self._coming -= 1
+
+    async def _new(self) -> S:
+        return await (self._prepared.start() if self._prepared else self._make().__aenter__())
 
     def _end(self, one: S) -> None:
         """Ends a sandbox while its user goes on."""
@@ -133,3 +146,5 @@ class SandboxPool(Generic[S]):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_END_S):
                     await asyncio.gather(*self._ending)
+        if self._prepared is not None:
+            await self._prepared.close()
