@@ -144,6 +144,10 @@ def fault(command: Command) -> str | None:
     return f"{program}: nobody knows how to try it"
 
 
+_WITH_PARTS = ("engines",)
+"""Commands of ``slime`` whose first word says which part of it is meant, with options of its own."""
+
+
 def _fault_of_slime(words: list[str]) -> str | None:
     name, *rest = words
     if name in ("train", "check"):
@@ -153,7 +157,8 @@ def _fault_of_slime(words: list[str]) -> str | None:
     if name not in COMMANDS:
         return f"{name}: no command"
     own, flags = (rest[: rest.index("--")], rest[rest.index("--") + 1 :]) if "--" in rest else (rest, [])
-    return _fault_of_options(own, lambda: _help_of_command(name)) or _fault_of_flags(flags)
+    part = own[:1] if name in _WITH_PARTS else []
+    return _fault_of_options(own, lambda: _help_of_command(name, *part)) or _fault_of_flags(flags)
 
 
 def _fault_of_python(words: list[str]) -> str | None:
@@ -223,8 +228,8 @@ def _help(*program: str) -> str:
 
 
 @cache
-def _help_of_command(name: str) -> str:
+def _help_of_command(name: str, *part: str) -> str:
     shown = StringIO()
     with redirect_stdout(shown), suppress(SystemExit):
-        import_module(COMMANDS[name].module).run(["--help"])
+        import_module(COMMANDS[name].module).run([*part, "--help"])
     return shown.getvalue()

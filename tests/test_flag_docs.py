@@ -16,9 +16,10 @@ ELSEWHERE = {
     *("--disable-overlap-schedule", "--enable-return-routed-experts", "--model-path", "--no-x", "--x"),
     *("--no-sglang-x", "--rollout-batch-sise"),
     *("--exit-immediately", "--task", "--yolo"),
+    *("--signal", "--overlap"),
 }
-"""Options of Docker and SkyPilot; of Ray; of the hub, pip, pytest; of SGLang; what pages show as one; and of
-mini-swe-agent."""
+"""Options of Docker and SkyPilot; of Ray; of the hub, pip, pytest; of SGLang; what pages show as one; of
+mini-swe-agent; and of Slurm."""
 OTHERS = ("launch-scripts", "flags")
 """Pages whose flags other tests hold: SGLang's earlier names, and our own list."""
 

@@ -44,12 +44,20 @@ def _parser() -> argparse.ArgumentParser:
     listing.set_defaults(do=_list)
     drain = commands.add_parser("drain", help="has engines leave the run, and frees their GPUs")
     drain.add_argument("run", metavar="RUN_DIR")
-    drain.add_argument("engines", nargs="+", type=int, metavar="ENGINE", help="numbers, as list has them")
+    drain.add_argument("engines", nargs="*", type=int, metavar="ENGINE", help="numbers, as list has them")
+    drain.add_argument("--host", help="in the place of numbers: all engines with this host in their address")
     drain.add_argument(
         "--seconds",
         type=float,
         default=60.0,
         help="that each has for its requests, until the next weight update (default: %(default)g)",
+    )
+    drain.add_argument(
+        "--notice",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="until their places are taken away: they have left before, and none starts there meanwhile",
     )
     drain.add_argument("--wait", type=float, metavar="SECONDS", help="wait so long for them to have left")
     drain.set_defaults(do=_drain)
@@ -76,18 +84,34 @@ def _list(asked: argparse.Namespace) -> int:
 
 
 def _drain(asked: argparse.Namespace) -> int:
-    of_run, names = _Run(asked.run), ", ".join(map(str, asked.engines))
-    of_run.ask("POST", "/engines/drain", {"engines": asked.engines, "seconds": asked.seconds})
+    of_run = _Run(asked.run)
+    ranks = _ranks(asked, of_run)
+    names = ", ".join(map(str, ranks))
+    body = {"engines": ranks, "seconds": asked.seconds, "notice": asked.notice}
+    of_run.ask("POST", "/engines/drain", body)
     print(f"leaving: {names}", flush=True)
     if asked.wait is None:
         return 0
     deadline = time.monotonic() + asked.wait
-    while left := [rank for rank in asked.engines if of_run.states().get(rank, _FREE) != _FREE]:
+    while left := [rank for rank in ranks if not of_run.states().get(rank, _FREE).startswith(_FREE)]:
         if time.monotonic() > deadline:
             raise Refused(f"not gone after {asked.wait:g} s: {', '.join(map(str, left))}")
         time.sleep(_LOOK_AGAIN_S)
     print(f"gone: {names}")
     return 0
+
+
+def _ranks(asked: argparse.Namespace, of_run: "_Run") -> list[int]:
+    """The numbers that were given, or those of the engines of a host."""
+    if bool(asked.engines) == bool(asked.host):
+        raise Refused("wanted: numbers of engines, or --host")
+    if asked.engines:
+        return list(asked.engines)
+    hosts = {row["rank"]: urlsplit(row["url"]).hostname for row in of_run.engines() if row["url"]}
+    if found := [rank for rank, host in hosts.items() if host == asked.host]:
+        return found
+    known = ", ".join(sorted({str(host) for host in hosts.values()}))
+    raise Refused(f"--host {asked.host}: no engine is there (wanted: one of {known})")
 
 
 def _add(asked: argparse.Namespace) -> int:

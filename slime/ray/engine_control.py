@@ -1,7 +1,7 @@
 """By what ``slime engines`` reaches a run: a server of the driver on loopback, whose key its file has.
 
 GET /engines                                        the engines, and places that are free
-POST /engines/drain {"engines": [1], "seconds": 60} has them leave
+POST /engines/drain {"engines": [1], "seconds": 60} has them leave; "notice": seconds left
 POST /engines/add   {"count": 1, "model": ""}       has others join, and tells their numbers
 """
 
@@ -65,8 +65,7 @@ def answer(rollout: RolloutGroup, method: str, path: str, body: bytes) -> Answer
             case "GET", "/engines":
                 return 200, {"engines": [asdict(row) for row in rollout.ask_fleet("rows")]}
             case "POST", "/engines/drain":
-                ranks, seconds = _drain_of(_object(body))
-                rollout.ask_fleet("drain", ranks, seconds)
+                rollout.ask_fleet("drain", *_drain_of(_object(body)))
                 return 200, {}
             case "POST", "/engines/add":
                 return 200, {"engines": rollout.ask_fleet("add", *_add_of(_object(body)))}
@@ -90,13 +89,17 @@ def _object(body: bytes) -> dict[str, Any]:
     return found
 
 
-def _drain_of(asked: dict[str, Any]) -> tuple[list[int], float]:
-    ranks, seconds = asked.get("engines"), asked.get("seconds")
+def _drain_of(asked: dict[str, Any]) -> tuple[list[int], float, float]:
+    ranks = asked.get("engines")
     if not isinstance(ranks, list) or not ranks or not all(type(rank) is int for rank in ranks):
         raise Malformed(f"engines: {ranks!r} (wanted: numbers of engines)")
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_SECONDS:
-        raise Malformed(f"seconds: {seconds!r} (wanted: 0 to {MAX_SECONDS:g})")
-    return ranks, float(seconds)
+    return ranks, _seconds("seconds", asked.get("seconds")), _seconds("notice", asked.get("notice", 0))
+
+
+def _seconds(name: str, found: object) -> float:
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= MAX_SECONDS:
+        raise Malformed(f"{name}: {found!r} (wanted: 0 to {MAX_SECONDS:g})")
+    return float(found)
 
 
 def _add_of(asked: dict[str, Any]) -> tuple[int, str]:

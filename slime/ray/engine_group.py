@@ -1,7 +1,7 @@
 """Engines of one kind, and where they come from."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from slime.backends.sglang_utils.client import REQUEST_TIMEOUT_S
@@ -63,6 +63,7 @@ class EngineGroup:
         self._spare, self._answer_timeout = spare, answer_timeout
         self.engines: list[Engine] = []
         self.joiners: list[Engine] = []
+        self._withheld: frozenset[int] = frozenset()
         self.launches = self.joined = self.replaced = self.drained = 0
         self._changing = threading.Lock()
 
@@ -85,7 +86,7 @@ class EngineGroup:
                 is_free = engine.state is EngineState.DEAD and engine.gone.is_set()
                 if is_free and engine.joins:
                     continue
-                if is_free and self._source.can_fill(place):
+                if is_free and engine.rank not in self._withheld and self._source.can_fill(place):
                     engine = self._launch(engine.rank)
                     fresh.append(engine)
                 engines.append(engine)
@@ -130,7 +131,15 @@ class EngineGroup:
             self.engines = [other for other in self.engines if other is not engine]
             self.drained += 1
 
+    def withhold(self, ranks: Collection[int]) -> None:
+        """Has no engine start on these places, and on all others of the group again."""
+        self._withheld = frozenset(ranks)
+
     def free_ranks(self) -> list[int]:
+        """The numbers of the places that no engine has, dead or alive, and that may be filled."""
+        return [rank for rank in self.empty_ranks() if rank not in self._withheld]
+
+    def empty_ranks(self) -> list[int]:
         """The numbers of the places that no engine has, dead or alive."""
         taken = {engine.rank for engine in (*self.engines, *self.joiners)}
         places = range(self._first_rank, self._first_rank + len(self._source))

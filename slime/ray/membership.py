@@ -19,6 +19,7 @@ END_TIMEOUT = 180.0  # seconds for an engine that an update cannot wait for to e
 _STOP_TIMEOUT = 30.0  # seconds for those that are ending when the fleet stops
 _LOOK_AGAIN = 0.5  # seconds between two looks at what an engine still has to answer
 _LOAD_TIMEOUT = 5.0  # seconds that it may take to say so
+_BEFORE_NOTICE = 10.0  # seconds before its place is taken away that an engine is ended
 _IDLE_LOOKS = 2  # in a row: a request may be on its way from the router
 
 
@@ -45,14 +46,20 @@ class Membership:
         self._changed = threading.Condition(threading.RLock())
         self._updating = self._stopped = False
         self._to_drain: dict[int, float] = {}  # by rank, seconds for its requests; after the update
+        self._notices: dict[int, float] = {}  # by rank, when its place may be filled again
         self._draining: set[Engine] = set()
 
     def rows(self) -> list[EngineRow]:
         """All engines and free places, by rank."""
         rows = []
+        self._forget_notices()
         for model in self._models.values():
+            free = model.free_ranks()
             rows += [self._row(model, engine) for engine in (*model.engines, *model.joiners)]
-            rows += [EngineRow(model.name, rank, "", "free", "") for rank in model.free_ranks()]
+            empty = {
+                rank: "free" if rank in free else "free when its notice ends" for rank in model.empty_ranks()
+            }
+            rows += [EngineRow(model.name, rank, "", state, "") for rank, state in empty.items()]
         return sorted(rows, key=lambda row: row.rank)
 
     def _row(self, model: ServedModel, engine: Engine) -> EngineRow:
@@ -64,11 +71,12 @@ class Membership:
             state += ", joins with the next update"
         return EngineRow(model.name, engine.rank, engine.kind, state, url)
 
-    def drain(self, ranks: Sequence[int], seconds: float) -> None:
+    def drain(self, ranks: Sequence[int], seconds: float, notice: float = 0.0) -> None:
         """Has engines leave: begins that and returns.
 
         Args:
             seconds: for what each still has to answer; then it is ended, and others answer that.
+            notice: seconds until the places are taken away: each ends before, and none starts there until it.
 
         Raises:
             MembershipError: one of them cannot leave; none does then.
@@ -79,6 +87,9 @@ class Membership:
                 self._require_drainable(*self._find(rank))
             self._require_others(ranks)
             self._to_drain |= dict.fromkeys(ranks, seconds)
+            if notice:
+                self._notices |= dict.fromkeys(ranks, time.monotonic() + notice)
+                self._forget_notices()
             self._begin_drains()
 
     def add(self, count: int, name: str = "") -> list[int]:
@@ -95,6 +106,7 @@ class Membership:
         """
         with self._changed:
             self._require_change()
+            self._forget_notices()
             model = self._model(name)
             ranks = self._require_places(model, count)
             for rank in ranks:
@@ -122,6 +134,7 @@ class Membership:
         """
         with self._changed:
             begun, self._updating = self._updating, True
+            self._forget_notices()
             self._changed.notify_all()
         self._await_drains(END_TIMEOUT)
         if late := self.leaving:
@@ -144,6 +157,14 @@ class Membership:
     def await_end(self) -> None:
         """Returns when those that were leaving have, or do not."""
         self._await_drains(_STOP_TIMEOUT)
+
+    def _forget_notices(self) -> None:
+        """Has places filled again whose notice has ended, and others not."""
+        with self._changed:
+            now = time.monotonic()
+            self._notices = {rank: end for rank, end in self._notices.items() if end > now}
+            for model in self._models.values():
+                model.withhold(self._notices)
 
     def _start(self, model: ServedModel, engine: Engine) -> None:
         """Waits for an engine that joins; one that takes updates is taken in when the next one begins."""
@@ -282,6 +303,8 @@ class Membership:
     def _await_answers(self, engine: Engine, seconds: float) -> None:
         """Returns when it has nothing left to answer, or may not go on."""
         deadline, idle = time.monotonic() + seconds, 0
+        if (end := self._notices.get(engine.rank)) is not None:
+            deadline = min(deadline, end - _BEFORE_NOTICE)
         while idle < _IDLE_LOOKS and time.monotonic() < deadline:
             with self._changed:
                 if self._updating or self._stopped:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from slime.backends.sglang_utils.router import Router, RouterError
@@ -177,8 +177,17 @@ class ServedModel:
         return next(group for group in self._groups if joiner in group.joiners)
 
     def free_ranks(self) -> list[int]:
-        """The numbers of the places that no engine has."""
+        """The numbers of the places that no engine has and that may be filled."""
         return [rank for group in self._groups for rank in group.free_ranks()]
+
+    def empty_ranks(self) -> list[int]:
+        """The numbers of the places that no engine has."""
+        return [rank for group in self._groups for rank in group.empty_ranks()]
+
+    def withhold(self, ranks: Collection[int]) -> None:
+        """Has no engine start on these places, and on all others again."""
+        for group in self._groups:
+            group.withhold(ranks)
 
     def wait_ready(self, timeout: float) -> None:
         """Returns when all engines that were launched serve; ``timeout`` in seconds."""

@@ -38,7 +38,7 @@ class Rollout:
         self.asked.append((method, *arguments))
         if method == "rows":
             self.looks_until_gone -= 1
-            if self.looks_until_gone <= 0 and ("drain", [1], 5.0) in self.asked:
+            if self.looks_until_gone <= 0 and ("drain", [1], 5.0, 0.0) in self.asked:
                 self.rows[1] = EngineRow("default", 1, "", "free", "")
             if self.starts:
                 self.rows[2:] = [replace(row, state=self.starts.pop(0)) for row in self.rows[2:]]
@@ -115,6 +115,7 @@ def test_only_who_has_the_key_is_answered_and_only_what_was_meant(run_dir: Path,
         (400, *drain, key, '{"engines": [1], "seconds": true}'),
         (400, *drain, key, '{"engines": [1], "seconds": -1}'),
         (400, *drain, key, '{"engines": [1], "seconds": NaN}'),
+        (400, *drain, key, '{"engines": [1], "seconds": 1, "notice": -1}'),
         (401, *add, {}, '{"count": 1}'),
         (400, *add, key, "{}"),
         (400, *add, key, '{"count": 0}'),
@@ -136,9 +137,11 @@ def test_a_rollout_side_that_is_lost_is_told(run_dir: Path, rollout: Rollout, ca
 
 def test_the_command_lists_and_drains_as_printed(run_dir: Path, rollout: Rollout, capsys) -> None:
     for command in printed("slime engines"):
-        words = [str(run_dir) if word in ("outputs/run", "RUN_DIR") else word for word in command.words]
+        here = {"outputs/run": str(run_dir), "RUN_DIR": str(run_dir), "10.0.0.5": "engine1"}
+        words = [here.get(word, word) for word in command.words]
         assert main(words[1:]) == 0, command
-    assert ("drain", [1], 60.0) in rollout.asked and ("add", 2, "") in rollout.asked
+    assert ("drain", [1], 60.0, 0.0) in rollout.asked and ("drain", [1], 60.0, 120.0) in rollout.asked
+    assert ("add", 2, "") in rollout.asked
     rollout.rows[2:] = []
     assert main(["engines", "drain", str(run_dir), "1", "--seconds", "5", "--wait", "60"]) == 0
     capsys.readouterr()
@@ -173,6 +176,12 @@ def test_one_that_ends_while_it_starts_is_told(run_dir: Path, rollout: Rollout, 
 def test_a_refusal_and_a_wait_that_ends_are_told(run_dir: Path, rollout: Rollout, capsys) -> None:
     assert main(["engines", "drain", str(run_dir), "0"]) == 1
     assert capsys.readouterr().err == "error: engine 0 is the last of model default that serves\n"
+    assert main(["engines", "drain", str(run_dir), "--host", "10.0.0.7"]) == 1
+    told = "error: --host 10.0.0.7: no engine is there (wanted: one of engine0, engine1)\n"
+    assert capsys.readouterr().err == told
+    for words in ([], ["1", "--host", "engine1"]):
+        assert main(["engines", "drain", str(run_dir), *words]) == 1
+        assert capsys.readouterr().err == "error: wanted: numbers of engines, or --host\n"
     assert main(["engines", "drain", str(run_dir), "1", "--wait", "0"]) == 1
     assert capsys.readouterr().err == "error: not gone after 0 s: 1\n"
 

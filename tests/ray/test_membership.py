@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -136,6 +137,36 @@ def test_it_leaves_though_its_router_has_ended(cluster: Cluster) -> None:
     cluster.loads = {URL.format(1): 1}
     members.drain([1], seconds=600)
     wait_until(lambda: states(members)[1] == "free")
+
+
+def test_who_has_a_notice_leaves_in_time_and_its_place_is_not_filled_meanwhile(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = serving(cluster, 3)
+    members, now = Membership({"default": model}), time.monotonic()
+    cluster.loads = {URL.format(1): 1}
+    members.drain([1], seconds=600, notice=membership._BEFORE_NOTICE + 0.2)
+    wait_until(lambda: states(members)[1] == "free when its notice ends")
+    with pytest.raises(MembershipError, match="0 of its places are free"):
+        members.add(1)
+    monkeypatch.setattr(membership.time, "monotonic", lambda: now + 600)
+    assert states(members)[1] == "free" and members.add(1) == [1]
+
+
+def test_one_that_dies_before_it_could_leave_is_replaced_after_its_notice(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = serving(cluster, 2)
+    members, now = Membership({"default": model}), time.monotonic()
+    members.begin_update()
+    members.drain([1], seconds=0, notice=300)
+    model.engines[1].become(EngineState.DEAD)
+    model.engines[1].end()
+    assert model.replace_gone() == []
+    members.end_update()
+    monkeypatch.setattr(membership.time, "monotonic", lambda: now + 600)
+    members.begin_update()
+    assert [one.rank for one in model.replace_gone()] == [1]
 
 
 def test_what_cannot_be_is_refused_by_name_and_changes_nothing(cluster: Cluster) -> None:

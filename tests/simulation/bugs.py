@@ -390,6 +390,7 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "a place is given twice": (Bug(EngineGroup, "free_ranks", _of_engines_alone),),
     "an engine that has started never joins": (Bug(Membership, "_take_in", _nothing),),
     "the death of one that joins ends the run": (Bug(EngineGroup, "join", _as_any_other),),
+    "an engine starts on a place that is to be taken away": (Bug(EngineGroup, "withhold", _nothing),),
     "a group is booked twice": (Bug(RolloutAccount, "train", _booked_twice),),
 }
 """What is wrong, and the names that are changed for it."""

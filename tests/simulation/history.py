@@ -226,7 +226,7 @@ class Simulation:
         """What runs in the process of the rollout manager ends with it, and the next one begins anew."""
         if actor.name.startswith(MANAGER):
             self.left_behind = [engine for engine in self.engines if engine.alive]
-            self.operator.asked = set()
+            self.operator.asked, self.operator.notices = set(), {}
             self.world.kill("manager loop")
             self.modules.forget_loop()
             reset_process()

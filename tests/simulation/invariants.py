@@ -166,6 +166,8 @@ class Rules:
         """An engine of this number starts; its GPUs have to be free."""
         if left := [engine for engine in self._sim.engines if engine.alive and engine.rank == rank]:
             raise self._broken(f"engine {rank} starts while {left[0]!r} has its GPUs")
+        if self._sim.world.now < self._sim.operator.notices.get(rank, 0.0):
+            raise self._broken(f"engine {rank} starts on a place that is to be taken away")
 
     def router_starts(self) -> None:
         """A router starts; its address has to be free."""

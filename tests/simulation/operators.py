@@ -8,6 +8,7 @@ from slime.ray.losses import RolloutSideLost
 from slime.ray.waiting import DeadlineExceeded, ProcessDied
 
 _NOT_NOW = (MembershipError, RolloutSideLost, ProcessDied, DeadlineExceeded)
+_NOTICE = 60.0  # seconds
 _FEW, _MANY = 1.0, 1000.0  # seconds for the requests of an engine that leaves
 
 
@@ -18,12 +19,14 @@ class Operator:
         asked: numbers of engines of the rollout manager that were asked to leave: whoever has them may be
             ended though nothing has befallen it.
         drained: how many of them there were.
+        notices: by number, until when no engine may start in the place of one that was asked to leave.
         added: how many engines were started to join.
     """
 
     def __init__(self, sim: Any) -> None:
         self._sim = sim
         self.asked: set[int] = set()
+        self.notices: dict[int, float] = {}
         self.drained = self.added = 0
 
     def begin(self) -> None:
@@ -50,18 +53,21 @@ class Operator:
     def _drain(self) -> None:
         world, rollout = self._sim.world, self._sim.rollout
         try:
-            rows = rollout.ask_fleet("rows")
+            rows, began = rollout.ask_fleet("rows"), world.now
             ranks = [row.rank for row in rows if row.state == "serving"]
             if not ranks:
                 return
             rank = world.rng.choice(ranks)
             self._note_excuse(rank)
             self.asked.add(rank)
-            rollout.ask_fleet("drain", [rank], world.rng.choice((_FEW, _MANY)))
+            notice = world.rng.choice((0.0, 0.0, _NOTICE))
+            rollout.ask_fleet("drain", [rank], world.rng.choice((_FEW, _MANY)), notice)
         except _NOT_NOW as error:
             world.note(f"nobody is drained: {str(error).splitlines()[-1][:100]}")
             return
         self.drained += 1
+        if notice:
+            self.notices[rank] = began + notice
         world.note(f"engine {rank} is asked to leave")
 
     def _note_excuse(self, rank: int) -> None:
