@@ -101,7 +101,6 @@ OTHER_END = {
     "weight_sync/transports/broadcast.py: _abandon: work.wait": "the group's",
     "weight_sync/transports/session.py: each: future.result": "the clients' timeout",
     "weight_sync/transports/handle.py: _settle: self._under_way[1].result": "the client's timeout",
-    "weight_sync/transports/handle.py: _leave: wait": "the client's timeout",
     "ray/engine_watch.py: stop: self._thread.join": "a look has the clients' timeout",
     "ray/engine_watch.py: look: wait": "the clients' timeout",
     "ray/engine_watch.py: probe: wait": "the clients' timeout",

@@ -1,7 +1,7 @@
 """Weights by handle to engines that share the trainer's GPUs (or host memory)."""
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -177,10 +177,8 @@ class HandleTransport(SessionTransport):
                 self._ranks, self._group = ranks, group
 
     def _leave(self) -> None:
-        if self._under_way is not None and self._under_way[1] is not None:
-            wait([self._under_way[1]])  # the engine may still read what it was given
         if self._poster is not None:
-            self._poster.shutdown()
+            self._poster.shutdown()  # the engine may still read what it was given
         if self._engine is not None:
             self._engine.close()
         if self._group is not None:
