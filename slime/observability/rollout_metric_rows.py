@@ -92,6 +92,13 @@ ROLLOUTS = (
         "absent",
     ),
     Metric(
+        "rollout/dropped_answers",
+        "of --token-log-dir that begin anew after a resume or lost ranks, all or in part",
+        "answers",
+        "rollout",
+        "absent",
+    ),
+    Metric(
         "rollout/spec_accept_rate",
         "accepted in speculative decoding",
         "part",

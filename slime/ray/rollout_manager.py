@@ -109,12 +109,11 @@ class RolloutManager:
         self._policies[policy].parallel_config = config
 
     def load(self, rollout_id: int) -> None:
-        """Restores the data position as it was after ``rollout_id``; -1 is the beginning.
-
-        Recorded rollouts come with their prompts, and so need no position.
-        """
+        """Restores what there was after a rollout, or at the beginning (-1); recorded ones need nothing."""
         if rollout_id >= 0 and self._config.debug.load_debug_rollout_data is None:
             self._data_source.load(rollout_id)
+            if self._answers is not None:
+                self._answers.resume(rollout_id)
 
     def generate(self, rollout_id: int, updates_ahead: int = 0) -> Generated | list[Any]:
         """One rollout.

@@ -19,6 +19,7 @@ from slime.config.token_log import LOGGED_FUNCTIONS
 from slime.rollout.attempts import FINISHED, flatten
 from slime.rollout.base_types import name_samples
 from slime.rollout.generate_state import GenerateState, decoder
+from slime.rollout.log_lineage import Lineage, within
 from slime.rollout.token_log import Key, LoggedAnswer, TokenLog, read_answers
 from slime.utils.engine_meta import fit_versions
 from slime.utils.notes import note
@@ -82,7 +83,9 @@ class AnswerLog:
         self._rollout_id = 0
         self._logged: dict[Key, tuple[str, int]] = {}  # attempt, and how many of its tokens
         self._under_way: set[Key] = set()
-        self._restored = 0
+        self._restored = self._dropped = 0
+        self._lineage, self._places = Lineage(self._directory), config.checkpoints
+        self._max_staleness = config.rollout.max_staleness
         self._lock = threading.Lock()
 
     def read(self) -> None:
@@ -92,6 +95,30 @@ class AnswerLog:
         for problem in problems[:_PROBLEMS_TOLD]:
             note(f"--token-log-dir: {problem}; {len(problems)} lines in all")
         logger.info("the token log has %d answers", len(self._found))
+
+    def resume(self, rollout_id: int) -> None:
+        """Takes up what is left of a run that now goes on from the checkpoint of a rollout.
+
+        Answers begin anew, or where newer weights than the checkpoint's went on with them.
+        """
+        self.read()
+        newest = self._lineage.newest(rollout_id, self._places.load)
+        oldest = None if newest is None or self._max_staleness is None else newest - self._max_staleness
+        left, lost = dict[Key, LoggedAnswer](), list[Key]()
+        for key, answer in self._found.items():
+            known = None if newest is None else within(answer, newest, oldest)
+            if known is not answer:
+                lost.append(key)
+            if known is not None:
+                left[key] = known
+        if lost:
+            names = ", ".join(f"sample {index} of group {group}" for group, index in lost[:_PROBLEMS_TOLD])
+            of = "a checkpoint of another run" if newest is None else f"weights up to version {newest}"
+            note(
+                f"--token-log-dir: {len(lost)} of {len(self._found)} answers begin anew, or where other "
+                f"weights went on with them, as the run goes on from {of}: {names}"
+            )
+        self._found, self._dropped = left, len(lost)
 
     def begin(self, rollout_id: int, source: Any) -> None:
         """Forgets what no rollout from this one on needs.
@@ -109,17 +136,21 @@ class AnswerLog:
             if not self._takes_up:
                 self._found = {}  # its sample has it
             self._takes_up, self._rollout_id = False, rollout_id
+            if clock.version is not None and self._log.failure is None:
+                self._lineage.begin(rollout_id, clock.version, self._places.save)
         self._tell_failure()
 
     def end(self, source: Any) -> dict[str, int]:
         """Notes which samples are out now, when a rollout has ended.
 
         Returns:
-            The metric of tokens that were taken from the log; nothing if none were.
+            The metrics of tokens that were taken from the log, and of answers that could not be; nothing if
+            there were none.
         """
         self._out = _leased(source)
-        restored, self._restored = self._restored, 0
-        return {"rollout/restored_tokens": restored} if restored else {}
+        found = {"rollout/restored_tokens": self._restored, "rollout/dropped_answers": self._dropped}
+        self._restored = self._dropped = 0
+        return {name: count for name, count in found.items() if count}
 
     async def answer(self, sample: Sample, params: dict[str, Any], call: Call) -> Any:
         """What ``call`` makes of a sample; it is in the log as it grows.

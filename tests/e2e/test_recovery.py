@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from slime.processes.forked import VARIABLE as FORK_SERVER
+from slime.rollout.token_log import read_answers
 from slime.utils.types import Sample
 from tests.e2e.plugins import token_parity_reward, waiting_reward
 
@@ -140,7 +141,7 @@ GAP = "train/train_rollout_logprob_abs_diff"
 
 @pytest.fixture
 def lose_each(start, gate, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Two functions: a run with more flags that loses each of its processes once, and its calm twin."""
+    """Three runs: one that loses each of its processes once, one whose driver is killed, a calm twin."""
     flags = [*rl_flags, "--colocate", "--num-rollout", 6, "--rollout-shuffle", "--save-interval", 2]
     deadly = ["--custom-rm-path", "tests.e2e.test_recovery.ending_reward", "--use-fault-tolerance"]
 
@@ -162,7 +163,25 @@ def lose_each(start, gate, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyP
         run.expect_no_processes()
         return run
 
-    return play, calm
+    def resume(log: Path) -> Any:
+        """Kills a run in its fifth rollout, when it has all answers and no grade, and starts it again."""
+        last_rollout, saved = gate(64), tmp_path / "resumed"
+        last_rollout.unlink(missing_ok=True)
+        more = [*flags, "--custom-rm-path", "tests.e2e.plugins.waiting_reward", "--use-fault-tolerance"]
+        more += ["--token-log-dir", log, "--token-log-interval", 4, "--save", saved, "--load", saved]
+
+        def answered() -> int:
+            answers = read_answers(log)[0].values()
+            return sum(answer.index >= 64 and answer.response is not None for answer in answers)
+
+        killed = start(more, metrics=tmp_path / "resumed.jsonl")
+        killed.wait_for(lambda: answered() == 16, "the answers of the fifth rollout")
+        killed.kill()
+        killed.expect_no_processes()
+        last_rollout.touch()
+        return start(more, metrics=tmp_path / "resumed.jsonl").expect_success()
+
+    return play, resume, calm
 
 
 def test_a_run_that_loses_each_of_its_processes_ends_with_the_numbers_of_its_twin(
@@ -173,20 +192,25 @@ def test_a_run_that_loses_each_of_its_processes_ends_with_the_numbers_of_its_twi
     With a token log answers that were under way are not made again, but read again, which rounds log-probs
     otherwise.
     """
-    play, calm = lose_each
+    play, resume, calm = lose_each
     run = play("plain")
     logged = play("logged", "--token-log-dir", tmp_path / "log", "--token-log-interval", 4)
+    resumed = resume(tmp_path / "log of the driver")
     twin = calm()
     wanted = twin.rows("train")
-    for one, tolerance in ((run, 0), (logged, 1e-6)):
+    for one, tolerance in ((run, 0), (logged, 1e-6), (resumed, 1e-6)):
         assert list(one.rows("train")) == list(wanted) == list(range(6))
         for step, row in one.rows("train").items():
             assert {key: row[key] for key in SAME} == {key: wanted[step][key] for key in SAME}
             assert abs(row[GAP] - wanted[step][GAP]) <= tolerance
-    rewards = [[row["rollout/raw_reward"] for row in r.rows("rollout").values()] for r in (run, logged, twin)]
-    assert rewards[0] == rewards[1] == rewards[2]
+    runs = run, logged, resumed, twin
+    rewards = [[row["rollout/raw_reward"] for row in one.rows("rollout").values()] for one in runs]
+    assert rewards == [rewards[0]] * 4
     restored = [
         sum(row.get("rollout/restored_tokens", 0) > 0 for row in one.rows("rollout").values())
-        for one in (run, logged)
+        for one in (run, logged, resumed)
     ]
-    assert restored == [0, 2]
+    assert restored == [0, 2, 1]
+    # Ranks are lost in rollout 5, whose answers newer weights have made than those of iteration 3.
+    dropped = {step: row.get("rollout/dropped_answers") for step, row in logged.rows("rollout").items()}
+    assert dropped == {**dict.fromkeys(range(6)), 4: 16}

@@ -117,6 +117,48 @@ async def test_a_manager_that_is_lost_again_leaves_what_it_had_been_left(engine,
     assert log.end(source) == {"rollout/restored_tokens": 8 + 3 * 3}
 
 
+def resumed(args, source, rollout_id=0):
+    """The log of a run that goes on from the checkpoint of the rollout before."""
+    log = answer_log_for(run_config(args), CONTEXT)
+    log.resume(rollout_id - 1)
+    log.begin(rollout_id, source)
+    return log
+
+
+@pytest.mark.parametrize(
+    ("load", "version_at", "restored", "dropped"),
+    [
+        ("saved", "1", 8 + 3 * 3, 0),
+        ("saved", "2", 8 + 3 * 3, 0),
+        ("saved", "0", 0, 4),  # the checkpoint is older than the weights that made all of it
+        ("elsewhere", "1", 0, 4),
+    ],
+)
+async def test_a_resumed_run_goes_on_with_what_its_weights_made(
+    engine, logged, make_source, load, version_at, restored, dropped
+):
+    args = logged(save="saved", load=load, **flags())
+    engine.answer = lambda conversation: LONG if question(conversation) == 1 else "ok"
+    whole = (await generate_rollout_async(args, 0, make_source(args))).samples
+    engine.delay = Stuck(tokens=8)
+    source = make_source(args)
+    clock.__init__()
+    clock.end_update(int(version_at))
+    begun(args, 0, source)
+    await lose(args, source, engine)
+    log = resumed(args, source := make_source(args))
+    samples = (await generate_rollout_async(args, 0, source)).samples
+    for (now,), (before,) in zip(samples, whole, strict=True):
+        assert (now.tokens, now.response, now.reward) == (before.tokens, before.response, before.reward)
+    found = {"rollout/restored_tokens": restored, "rollout/dropped_answers": dropped}
+    assert log.end(source) == {name: count for name, count in found.items() if count}
+    assert bool(told) == bool(dropped)
+    if dropped:
+        of = "weights up to version 0" if load == "saved" else "a checkpoint of another run"
+        assert told[0].startswith("--token-log-dir: 4 of 4 answers begin anew")
+        assert f"goes on from {of}: sample 0 of group 0, " in told[0]
+
+
 async def test_parts_make_the_sample_that_one_request_makes(engine, logged, make_source):
     engine.answer = lambda conversation: LONG if question(conversation) == 1 else "ok"
     samples = []
