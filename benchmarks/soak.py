@@ -3,8 +3,8 @@
     python benchmarks/soak.py [--minutes 90] [--fault-every 4] [--layout "two ranks, engines replaced"]
 
 A layout of `benchmarks/chaos.py` under ``--supervise``. Every few seconds the memory that each of its
-processes has for itself, its descriptors and threads are noted, with the bytes of shared memory, logs and
-the run's directory; every few minutes one of the processes is killed, stopped or paused, or nobody with
+processes holds, its descriptors and threads are noted, with the bytes of shared memory, logs and the run's
+directory; every few minutes one of the processes is killed, stopped or paused, or nobody with
 ``--fault-every 0``. Of each process that lived long enough, what it held after the warm-up stands beside
 what it held at the end; steps per second are the median over the seconds of a window, so that a recovery
 does not count as slowness. The run is ended by SIGTERM, and must leave nothing.
@@ -51,7 +51,8 @@ class Life:
 
     Attributes:
         at: seconds since the start of the run.
-        memory: bytes that are its own (USS).
+        memory: bytes that are no file's. Those that it shares with the process that it was forked from are
+            among them: it copies one after the other, and grows by none of that.
     """
 
     role: str
@@ -81,7 +82,8 @@ def measure_process(life: Life, pid: int, at: float) -> None:
     """Notes nothing if it is gone."""
     try:
         process = psutil.Process(pid)
-        memory = process.memory_full_info().uss
+        held = process.memory_info()
+        memory = held.rss - held.shared
         descriptors, threads = process.num_fds(), process.num_threads()
     except psutil.Error:
         return

@@ -1,8 +1,11 @@
 """What a soak says of a process that grows, and of a run that becomes slower."""
 
+import subprocess
+import sys
+
 import pytest
 
-from benchmarks.soak import LOOK_S, Life, Look, growth, windows
+from benchmarks.soak import LOOK_S, Life, Look, growth, measure_process, windows
 
 LOOKS = 400
 WARM_UP = 300.0
@@ -45,3 +48,35 @@ def test_a_recovery_does_not_count_as_slowness_but_slower_steps_do() -> None:
     assert windows(looks(10), WARM_UP, 400)["steps_per_second"]["ratio"] == pytest.approx(1)
     assert windows(looks(8), WARM_UP, 400)["steps_per_second"]["ratio"] == pytest.approx(0.8)
     assert windows(looks(8), WARM_UP, 400)["log_bytes_per_step"] == {"first": 100, "last": 100}
+
+
+_FORKED = """
+import os
+held = bytearray(b"a" * 40_000_000)
+pid = os.fork()
+if pid:
+    os.waitpid(pid, 0)
+    raise SystemExit
+for step in ("forked", "copied", "grown"):
+    if step == "copied":
+        for at in range(0, len(held), 4096):
+            held[at] = 98
+    if step == "grown":
+        more = bytearray(b"a" * 40_000_000)
+    print(os.getpid(), flush=True)
+    input()
+"""
+
+
+def test_pages_that_a_forked_process_copies_are_no_growth() -> None:
+    """A run forks its processes from one that has imported everything, to which they write more and more."""
+    found = Life("forked")
+    with subprocess.Popen(
+        [sys.executable, "-c", _FORKED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        for at in range(3):
+            measure_process(found, int(process.stdout.readline()), at)
+            process.stdin.write("\n")
+            process.stdin.flush()
+    forked, copied, grown = found.memory
+    assert copied - forked < 4_000_000 and grown - copied > 36_000_000
