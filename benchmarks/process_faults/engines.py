@@ -58,8 +58,8 @@ _OF_ENGINES: dict[str, Fault] = {
     ),
     "a killed engine is not replaced": Fault(
         "slime/ray/engine_group.py",
-        "                if is_free and engine.rank not in self._withheld and self._source.can_fill(place):\n",
-        "                if False and self._source.can_fill(place):\n",
+        " and self._source.can_fill(place):\n",
+        " and not self._source.can_fill(place):\n",
         ("tests/e2e/test_recovery.py",),
         "colocated and generating",
     ),
