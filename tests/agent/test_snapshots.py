@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -171,6 +172,23 @@ async def test_a_snapshot_that_could_be_changed_is_refused():
     async with LocalSandbox(**options) as sandbox:
         with pytest.raises(SandboxError, match="could be changed by whoever starts from it: switched off"):
             await sandbox.snapshot()
+
+
+def test_a_snapshot_that_nobody_removes_ends_with_its_process():
+    lines = (
+        "import asyncio, os\n"
+        "from slime.agent.sandbox import LocalSandbox\n"
+        "async def main():\n"
+        "    async with LocalSandbox() as sandbox:\n"
+        "        source = (await sandbox.snapshot()).source\n"
+        "        print(source, os.path.exists(source))\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=300)
+    if "this machine cannot hold" in done.stderr:
+        pytest.skip(done.stderr[-200:])
+    source, was_there = done.stdout.split()
+    assert was_there == "True" and not Path(source).parent.exists()
 
 
 async def test_what_is_beyond_the_room_of_a_sandbox_is_no_snapshot():

@@ -5,6 +5,7 @@ shown there read-only and unpacked inside, so that nothing in it becomes a file 
 """
 
 import asyncio
+import atexit
 import logging
 import os
 import shlex
@@ -47,6 +48,7 @@ async def snapshot_of(sandbox: Any, make: Callable[[Path], Any]) -> Snapshot[Any
     except BaseException:
         await asyncio.to_thread(shutil.rmtree, folder)
         raise
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # one that nobody has removed until then
     return Snapshot(str(tree), lambda: make(tree), lambda: asyncio.to_thread(shutil.rmtree, folder))
 
 
