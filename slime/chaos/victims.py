@@ -70,7 +70,8 @@ class RunProcesses:
     def _role(self, pid: int) -> str | None:
         try:
             if psutil.Process(pid).ppid() == self._supervisor:
-                return DRIVER
+                # Between fork and exec it is no driver yet, and its supervisor waits for it without a look.
+                return DRIVER if command_line(pid) != command_line(self._supervisor) else None
         except psutil.Error:
             return None
         command = command_line(pid)

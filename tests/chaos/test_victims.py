@@ -25,13 +25,14 @@ OTHERS = [
 ]
 # A supervisor with a driver below it, and all others below that; the first engine has left both.
 _TREE = """
-titles=("$@")
-driver() {
-  for title in "${titles[@]:1}"; do (exec -a "$title" sleep 600) & done
-  (setsid bash -c 'exec -a "$0" sleep 600' "${titles[0]}" &)
+if [ "$0" = supervisor ]; then
+  (sleep 600; true) &  # a fork of it, which is no driver
+  bash -c "$TREE" driver "$@" &
   wait
-}
-driver &
+fi
+titles=("$@")
+for title in "${titles[@]:1}"; do (exec -a "$title" sleep 600) & done
+(setsid bash -c 'exec -a "$0" sleep 600' "${titles[0]}" &)
 wait
 """
 
@@ -41,10 +42,11 @@ def tree():
     mark = uuid.uuid4().hex
     titles = [*TITLES.values(), "python -m slime.router settings.json", *OTHERS]
     command = ["bash", "-c", _TREE, "supervisor", *titles]
-    with subprocess.Popen(command, env={**os.environ, MARK: mark}, start_new_session=True) as process:
+    env = {**os.environ, MARK: mark, "TREE": _TREE}
+    with subprocess.Popen(command, env=env, start_new_session=True) as process:
         processes = RunProcesses(process.pid, mark)
         deadline = time.monotonic() + 60
-        while len(processes.look_everywhere()) < len(titles) + 1:
+        while len(processes.look_everywhere()) < len(titles) + 3:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         time.sleep(0.2)  # until all have their titles
