@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 
 from slime.config.flag import flag
+from slime.config.limits import MAX_SECONDS
 from slime.config.served_models import ServedModelConfig
 
 CONTROL_FILE = "engines.json"
 """In a run's directory: where it is asked about its engines, and the key; only its owner reads it."""
+CROWDED = 1.5
+"""Times the requests of --rollout-queue-per-engine, beyond which other engines come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,25 @@ class EngineConfig:
     )
     prefill_num_servers: int | None = flag(
         at_least=0, same_as_default=(0,), help="engines that only prefill; the others decode"
+    )
+    rollout_queue_per_engine: float | None = flag(
+        above=0,
+        help="requests, running and waiting, that each engine of the first model is to have: engines join "
+        "and leave by themselves; without it none does",
+    )
+    rollout_min_engines: int | None = flag(
+        above=0, help="engines that --rollout-queue-per-engine leaves at least; default 1"
+    )
+    rollout_max_engines: int | None = flag(
+        above=0,
+        help="engines that --rollout-queue-per-engine has at most; default as many as there are places, "
+        "those of --rollout-spare-gpus included",
+    )
+    rollout_scaling_interval: float = flag(
+        60.0,
+        above=0,
+        at_most=MAX_SECONDS,
+        help="seconds of generation between two decisions of --rollout-queue-per-engine",
     )
     router_external: bool
     served_models: list[ServedModelConfig]

@@ -14,6 +14,7 @@ from slime.backends.sglang_utils.router import RouterError
 from slime.config.fleet import FleetConfig
 from slime.config.served_models import DEFAULT
 from slime.ray.engine import Engine, EngineState
+from slime.ray.engine_scaling import EngineScaling
 from slime.ray.engine_starts import START_ERRORS, EngineStarts
 from slime.ray.engine_watch import EngineFailure, EngineWatch, WatchTimes
 from slime.ray.membership import Membership
@@ -61,6 +62,7 @@ class Fleet:
         )
         starts = config.cluster.engine_startup_timeout
         self.membership = Membership(self.models, _refusal(config), start_timeout=starts)
+        self._scaling = EngineScaling(config.engines, models[0], self.membership)
         self._replacing = threading.Lock()
         self._starts = EngineStarts(starts)
         self._restarts: Counter[int] = Counter()
@@ -136,7 +138,8 @@ class Fleet:
         self._watch.resume()
         try:
             self._require_engines()
-            yield
+            with self._scaling.while_generating():
+                yield
         finally:
             self._watch.pause()
 

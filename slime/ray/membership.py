@@ -324,7 +324,16 @@ class Membership:
 def _is_busy(engine: Engine) -> bool:
     """Whether it has requests; one that is dead has none, and one that gives no answer may have some."""
     try:
-        load = engine.client.request("GET", "/v1/loads", params={"include": "core"}, timeout=_LOAD_TIMEOUT)
+        return requests_of(engine) > 0
     except EngineError as error:
         return error.status is None and engine.handle.failure_reason() is None
-    return num_requests_from_load(load) > 0
+
+
+def requests_of(engine: Engine) -> int:
+    """How many requests it holds, running and waiting.
+
+    Raises:
+        EngineError: it does not say.
+    """
+    load = engine.client.request("GET", "/v1/loads", params={"include": "core"}, timeout=_LOAD_TIMEOUT)
+    return num_requests_from_load(load)

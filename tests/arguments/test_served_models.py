@@ -298,6 +298,24 @@ def test_engines_come_from_one_place(configured, refusal, changes, said) -> None
             {"rollout_spare_gpus": 2, "rollout_external_engine_addrs": "127.0.0.1:5"},
             "--rollout-spare-gpus 2: the engines are somebody else's",
         ),
+        ({"rollout_queue_per_engine": 0}, "--rollout-queue-per-engine 0"),
+        (
+            {"rollout_queue_per_engine": 8, "sglang_server_concurrency": 12},
+            "--rollout-queue-per-engine 8: each has at most --sglang-server-concurrency 12, so that none",
+        ),
+        ({"rollout_queue_per_engine": 8, "colocate": True}, "--rollout-queue-per-engine 8: with --colocate"),
+        (
+            {"rollout_queue_per_engine": 8, "rollout_external_engine_addrs": "127.0.0.1:5"},
+            "--rollout-queue-per-engine 8: the engines are somebody else's",
+        ),
+        (
+            {"rollout_queue_per_engine": 8, "rollout_spare_gpus": 1, "rollout_max_engines": 4},
+            "--rollout-max-engines 4: more than the places of engines (wanted: at most 3, or more",
+        ),
+        (
+            {"rollout_queue_per_engine": 8, "rollout_min_engines": 3},
+            "--rollout-min-engines 3: more than the 2 engines at most",
+        ),
         (
             {"rollout_num_gpus": 3, "rollout_num_gpus_per_engine": 3, "num_gpus_per_node": 2},
             "--rollout-num-gpus-per-engine 3: the embedded engine takes those of one node",

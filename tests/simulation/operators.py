@@ -1,10 +1,11 @@
 """Whoever has engines leave and join a run under simulation, at times that the seed decides."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from slime.ray.engine import MembershipError
 from slime.ray.losses import RolloutSideLost
+from slime.ray.membership import Membership
 from slime.ray.waiting import DeadlineExceeded, ProcessDied
 
 _NOT_NOW = (MembershipError, RolloutSideLost, ProcessDied, DeadlineExceeded)
@@ -47,7 +48,6 @@ class Operator:
         except _NOT_NOW as error:
             world.note(f"nobody joins: {str(error).splitlines()[-1][:100]}")
             return
-        self.added += len(ranks)
         world.note(f"engines {ranks} are asked to join")
 
     def _drain(self) -> None:
@@ -58,21 +58,37 @@ class Operator:
             if not ranks:
                 return
             rank = world.rng.choice(ranks)
-            self._note_excuse(rank)
-            self.asked.add(rank)
             notice = world.rng.choice((0.0, 0.0, _NOTICE))
             rollout.ask_fleet("drain", [rank], world.rng.choice((_FEW, _MANY)), notice)
         except _NOT_NOW as error:
             world.note(f"nobody is drained: {str(error).splitlines()[-1][:100]}")
             return
-        self.drained += 1
         if notice:
             self.notices[rank] = began + notice
         world.note(f"engine {rank} is asked to leave")
 
-    def _note_excuse(self, rank: int) -> None:
-        """A fleet that takes one that is dead or hangs for well may lose its last one that is."""
-        others = [engine for engine in self._sim.serving() if engine.rank != rank]
+    def are_asked(self, ranks: Sequence[int]) -> None:
+        """Engines are to leave. A fleet that takes one that is dead or hangs for well may lose its last one
+        that is.
+        """
+        self.asked |= {*ranks}
+        others = [engine for engine in self._sim.serving() if engine.rank not in ranks]
         servers = [self._sim.network.servers[engine.url] for engine in others]
         if others and not any(server.alive and not server.hung for server in servers):
             self._sim.faults.excuse = "the last engine that was well is drained, beside one that is not"
+
+
+class WatchedMembership(Membership):
+    """Tells who is asked to leave or to join, whoever asks."""
+
+    sim: Any = None
+
+    def drain(self, ranks: Sequence[int], seconds: float, notice: float = 0.0) -> None:
+        self.sim.operator.are_asked(ranks)
+        super().drain(ranks, seconds, notice)
+        self.sim.operator.drained += len(ranks)
+
+    def add(self, count: int, name: str = "") -> list[int]:
+        ranks = super().add(count, name)
+        self.sim.operator.added += len(ranks)
+        return ranks

@@ -28,6 +28,7 @@ class Plan:
         drains: virtual seconds after which somebody has an engine leave, each time.
         adds: the same of engines that are to join.
         spare: places beside those of the first engines.
+        queue: requests that each engine is to have, by which others join and leave; None without.
     """
 
     seed: int
@@ -58,6 +59,7 @@ class Plan:
     drains: tuple[float, ...] = ()
     adds: tuple[float, ...] = ()
     spare: int = 0
+    queue: float | None = None
 
 
 def draw(seed: int) -> Plan:
@@ -91,10 +93,11 @@ def draw(seed: int) -> Plan:
         concurrency=rng.choice((1, 2, 4, 8)),
     )
     adds, spare = _joins(seed)
-    plan = replace(plan, drains=_changes(seed), adds=adds, spare=spare)
+    queue, room = _scaling(seed)
+    plan = replace(plan, drains=_changes(seed), adds=adds, spare=spare + room, queue=queue)
     if rng.random() < 0.1:
         return _silenced(plan)
-    if not tolerant and adds:
+    if not tolerant and adds and queue is None:
         return _joiners_struck(plan)
     deaths = lambda *numbers: tuple(rng.uniform(5.0, 150.0) for _ in range(rng.choice(numbers)))
     if not troubled:
@@ -116,6 +119,14 @@ def _joins(seed: int) -> tuple[tuple[float, ...], int]:
     return times, rng.choice((0, 1, 2)) if times else 0
 
 
+def _scaling(seed: int) -> tuple[float | None, int]:
+    """By how many requests engines come and go, in a quarter of all histories, and places for them."""
+    rng = random.Random(f"scaling {seed}")
+    if rng.random() < 0.75:
+        return None, 0
+    return rng.choice((0.5, 1.0, 2.0)), rng.choice((0, 1, 2))
+
+
 def _joiners_struck(plan: Plan) -> Plan:
     """Engines that join are killed, which costs nobody else, and nothing else goes wrong."""
     return replace(plan, faults=None, strikes=0.7, loss=0.0, delay=0.0, crash_after=None)
@@ -135,6 +146,8 @@ def args_of(plan: Plan) -> Any:
         rollout_num_engines=plan.engines,
         rollout_num_gpus=plan.engines,
         rollout_spare_gpus=plan.spare,
+        rollout_queue_per_engine=plan.queue,
+        rollout_scaling_interval=15.0,
         actor_num_gpus_per_node=plan.ranks,
         synced_checkpoint=None,
         rollout_function_path=FULLY_ASYNC if plan.fully_async else DEFAULT,

@@ -11,6 +11,7 @@ import httpx
 from tests.simulation import hooks
 from tests.simulation.engines import RouterHost, RouterServer, SimEngineActor
 from tests.simulation.network import Client, send
+from tests.simulation.operators import WatchedMembership
 from tests.simulation.plan import ROUTER
 from tests.simulation.stand_ins import Module
 from tests.simulation.trainers import Backend, SimTrainActor, SimTransport
@@ -33,6 +34,7 @@ UNDER_SIMULATION = (
     "slime.ray.served_model",
     "slime.ray.engine_group",
     "slime.ray.engine",
+    "slime.ray.engine_scaling",
     "slime.ray.engine_watch",
     "slime.ray.spawned_engines",
     "slime.ray.train_worker",
@@ -127,7 +129,7 @@ def names_of(sim: Any) -> dict[str, Any]:
         f"slime.ray.{module}.threading": modules.threading
         for module in (
             *("fleet", "engine_watch", "engine", "served_model", "engine_starts", "engine_group"),
-            *("membership", "spawned_engines"),
+            *("membership", "spawned_engines", "engine_scaling"),
         )
     }
     rays = {
@@ -141,6 +143,7 @@ def names_of(sim: Any) -> dict[str, Any]:
         **times,
         **threads,
         **rays,
+        "slime.ray.fleet.Membership": WatchedMembership,
         "slime.ray.fleet.ThreadPoolExecutor": modules.pool,
         "slime.ray.engine_watch.ThreadPoolExecutor": modules.pool,
         "slime.ray.engine_watch.wait": modules.wait,
@@ -206,7 +209,14 @@ def in_place(sim: Any) -> Iterator[None]:
         owner, name = _owner(path)
         before.append((owner, name, vars(owner)[name]))
         setattr(owner, name, value)
-    for kind in (hooks.WatchedSource, SimEngineActor, SimTrainActor, SimTransport, Backend):
+    for kind in (
+        hooks.WatchedSource,
+        SimEngineActor,
+        SimTrainActor,
+        SimTransport,
+        Backend,
+        WatchedMembership,
+    ):
         kind.sim = sim
     hooks.WatchedSource.rules = sim.rules
     try:

@@ -18,6 +18,7 @@ from slime.arguments.validate.external_engines import bad_external
 from slime.arguments.validate.fleet_checks import (
     bad_models,
     bad_overrides,
+    bad_scaling,
     bad_spares,
     missing_models,
     unusable_models,
@@ -81,11 +82,14 @@ def choose_engine(requested: str, elsewhere: bool = False) -> str:
 
 
 def notes(args: Namespace) -> Iterator[str]:
-    """Engines of a run that has none."""
+    """Engines of a run that has none, and bounds of engines whose number does not change by itself."""
     if not trains_only(args):
+        if args.rollout_queue_per_engine is None:
+            for name, _ in given(args, "rollout_min_engines", "rollout_max_engines"):
+                yield f"{name}: has no effect without --rollout-queue-per-engine"
         return
     of_engines = "sglang_config", "rollout_external_engine_addrs", "prefill_num_servers", "rollout_spare_gpus"
-    for name, _ in given(args, *of_engines):
+    for name, _ in given(args, *of_engines, "rollout_queue_per_engine"):
         yield f"{name}: has no effect, the run has no engines"
 
 
@@ -125,6 +129,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield f"{' and '.join([*sources][:2])}: only one of them at a time"
     yield from unlike_sglang(args)
     yield from bad_spares(args)
+    yield from bad_scaling(args)
     if args.rollout_external:
         yield from bad_external(args)
     if not args.served_models:

@@ -59,6 +59,7 @@ REFUSED = {
     "asynchronous": "the asynchronous loop trains one policy",
     "partial_rollout": "a sample of several policies cannot be taken up again",
     "rollout_spare_gpus": "nothing says whose engines they would be for",
+    "rollout_queue_per_engine": "nothing says whose engines would join and leave",
     "prefill_num_servers": "each policy has engines that are alike",
     "rollout_external": "each policy has engines that the run starts",
     "rollout_external_engine_addrs": "each policy has engines that the run starts",

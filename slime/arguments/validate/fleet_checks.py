@@ -12,6 +12,7 @@ from slime.arguments.core.values import has_range, why_bad
 from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
 from slime.arguments.validate.checkpoint_files import bad_values
 from slime.arguments.validate.served_models import DEFAULT, PLACEHOLDER, ModelConfig, ServerGroupConfig
+from slime.config.engines import CROWDED
 from slime.config.lora import LoraConfig
 from slime.config.run import filled
 from slime.models import HfConfigError, read_shape
@@ -139,6 +140,32 @@ def bad_spares(args: Namespace) -> Iterator[str]:
             yield f"{where}: model {model.name} has prefill and decode engines (wanted: regular ones)"
         elif spare % size:
             yield f"{where}: not a multiple of the {size} GPUs of an engine of model {model.name}"
+
+
+def bad_scaling(args: Namespace) -> Iterator[str]:
+    """Engines that are to come and go by their requests where they cannot."""
+    if args.rollout_queue_per_engine is None or args.debug_train_only:
+        return
+    where = f"--rollout-queue-per-engine {args.rollout_queue_per_engine:g}"
+    if args.colocate:
+        yield f"{where}: with --colocate, where engines come and go with the trainer (wanted: without)"
+    if args.rollout_external:
+        yield f"{where}: the engines are somebody else's (wanted: engines of the run)"
+    if (most_asked := args.sglang_server_concurrency) <= CROWDED * args.rollout_queue_per_engine:
+        never = f"each has at most --sglang-server-concurrency {most_asked}, so that none would ever join"
+        yield f"{where}: {never} (wanted: less than {most_asked / CROWDED:g}, or more of that)"
+    for model in args.served_models[:1]:
+        if model.has_pd_disaggregation:
+            yield f"{where}: model {model.name} has prefill and decode engines (wanted: regular ones)"
+            continue
+        size = next((g.size for g in model.server_groups if g.worker_type != PLACEHOLDER), 1)
+        places = args.rollout_num_engines + (args.rollout_spare_gpus or 0) // size
+        most = places if args.rollout_max_engines is None else args.rollout_max_engines
+        if most > places:
+            wanted = f"wanted: at most {places}, or more --rollout-spare-gpus"
+            yield f"--rollout-max-engines {most}: more than the places of engines ({wanted})"
+        if (args.rollout_min_engines or 1) > most:
+            yield f"--rollout-min-engines {args.rollout_min_engines}: more than the {most} engines at most"
 
 
 def _of_size(where: str, each: str, size: int) -> str:
