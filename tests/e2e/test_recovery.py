@@ -72,6 +72,8 @@ async def ending_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float
             note.write_text(str(pid))
             os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(600 * is_engine)  # else the rollout could end before it is found dead
+    victim = Path(os.environ[VICTIM])
+    victim.with_name(f"graded-{victim.name}-{sample.index}").touch()
     return await waiting_reward(args, sample)
 
 
@@ -153,7 +155,8 @@ def lose_each(start, gate, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyP
         last_rollout = gate(80)
         last_rollout.unlink(missing_ok=True)
         run = start([*flags, *deadly, *more, "--save", tmp_path / f"run-{name}"])
-        run.wait_for(lambda: len(run.rows("train")) >= 5, "training after the death of the router")
+        waiting = [tmp_path / f"graded-{name}-{index}" for index in range(80, 96)]
+        run.wait_for(lambda: all(map(Path.exists, waiting)), "the answers of the last rollout")
         os.kill(run.pid_of("ray::TrainRayActor"), signal.SIGKILL)
         last_rollout.touch()
         run.expect_success()
