@@ -17,7 +17,7 @@ from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_scaling import EngineScaling
 from slime.ray.engine_starts import START_ERRORS, EngineStarts
 from slime.ray.engine_watch import EngineFailure, EngineWatch, WatchTimes
-from slime.ray.membership import Membership
+from slime.ray.membership import Membership, refusal_of
 from slime.ray.policies import policy_configs
 from slime.ray.process_watch import ProcessLocation
 from slime.ray.served_model import ServedModel
@@ -61,7 +61,7 @@ class Fleet:
             models, times, tolerant=config.fault_tolerance.use_fault_tolerance, on_gone=self._restart_alone
         )
         starts = config.cluster.engine_startup_timeout
-        self.membership = Membership(self.models, _refusal(config), start_timeout=starts)
+        self.membership = Membership(self.models, refusal_of(config), start_timeout=starts)
         self._scaling = EngineScaling(config.engines, models[0], self.membership)
         self._replacing = threading.Lock()
         self._starts = EngineStarts(starts)
@@ -242,6 +242,7 @@ class Fleet:
 
     def stop(self) -> None:
         """Ends every engine that is ours to end, and the routers."""
+        engine_count.forget(self.answering)
         self._watch.stop()
         self._starts.stop()
         self.membership.stop()
@@ -341,10 +342,3 @@ class Fleet:
                 raise
             self._watch.declare_dead(model, engine, str(error))
             return None
-
-
-def _refusal(config: FleetConfig) -> str:
-    """Why no engine may leave or join; empty if they may."""
-    if not config.engines.rollout_external:
-        return ""
-    return "--rollout-external-engine-addrs: the engines are somebody else's (wanted: engines of the run)"

@@ -9,6 +9,7 @@ from typing import Any
 from slime.backends.sglang_utils.client import EngineError
 from slime.backends.sglang_utils.router import RouterError
 from slime.backends.sglang_utils.server_control import num_requests_from_load
+from slime.config.fleet import FleetConfig
 from slime.ray.engine import Engine, EngineRow, EngineState, MembershipError
 from slime.ray.engine_starts import START_ERRORS
 from slime.ray.served_model import ServedModel
@@ -337,3 +338,10 @@ def requests_of(engine: Engine) -> int:
     """
     load = engine.client.request("GET", "/v1/loads", params={"include": "core"}, timeout=_LOAD_TIMEOUT)
     return num_requests_from_load(load)
+
+
+def refusal_of(config: FleetConfig) -> str:
+    """Why no engine may leave or join; empty if they may."""
+    if not config.engines.rollout_external:
+        return ""
+    return "--rollout-external-engine-addrs: the engines are somebody else's (wanted: engines of the run)"

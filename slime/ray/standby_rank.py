@@ -27,5 +27,5 @@ class StandbyRank(TrainRayActor):
         Args:
             gpu: of its slot, as Ray calls it.
         """
-        self.become(args, role, rank, world_size, number_of(gpu))
+        self._become(args, role, rank, world_size, number_of(gpu))
         return self.process_location()

@@ -279,9 +279,9 @@ class TrainRayActor(TrainWorker):
     """
 
     def __init__(self, args: Namespace, role: str, rank: int, world_size: int) -> None:
-        self.become(args, role, rank, world_size, local_gpu())
+        self._become(args, role, rank, world_size, local_gpu())
 
-    def become(self, args: Namespace, role: str, rank: int, world_size: int, gpu: int) -> None:
+    def _become(self, args: Namespace, role: str, rank: int, world_size: int, gpu: int) -> None:
         """Makes this process a rank, on a GPU as CUDA counts."""
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(gpu))
         TrainWorker.__init__(self, args, role)

@@ -1,6 +1,6 @@
 """How many engines answer the prompts now, for whoever limits requests; the rollout manager tells.
 
-engine_count.follow(fleet.answering)   # from then on, for as long as the fleet is there
+engine_count.follow(fleet.answering)   # from then on, until it is forgotten, or the fleet is gone
 engine_count.now(otherwise=4)
 """
 
@@ -17,6 +17,11 @@ class EngineCount:
     def follow(self, counter: Callable[[], int]) -> None:
         """Has a method asked, until its object is gone."""
         self._counter = weakref.WeakMethod(counter)
+
+    def forget(self, counter: Callable[[], int]) -> None:
+        """Has it asked no longer, if it is the one that is."""
+        if self._counter is not None and self._counter() == counter:
+            self._counter = None
 
     def now(self, otherwise: int) -> int:
         """Engines that serve, at least 1.

@@ -29,6 +29,7 @@ from slime.ray.train_group import RayTrainGroup
 from slime.rollout import fully_async_rollout
 from slime.rollout.generate_state import GenerateState
 from slime.utils.data import Dataset
+from slime.utils.engine_count import engine_count
 from slime.utils.http_utils import init_http_client
 from slime.utils.weight_clock import clock
 from tests.simulation.actors import Actor, Ray
@@ -299,6 +300,7 @@ def reset_process() -> None:
     GenerateState.clear()
     clock.__init__()  # type: ignore[misc]
     fully_async_rollout._worker = None
+    engine_count.__init__()  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
