@@ -5,7 +5,9 @@
 A tiny model on CPU, eight answers a step, a checkpoint after each. Each run must end well, leave nothing,
 have a row for every rollout and every step, no sample of weights that were not there yet, and books on which
 each group of samples is trained on once. A synchronous one is done undisturbed before, and must have the
-numbers of that twin; the asynchronous ones promise none, since the clock says which weights make an answer.
+numbers of that twin, unless it is one of those that promise none: with `--async` the clock says which weights
+make an answer, a logged answer that another manager ends has its log-probs in two parts, and an evaluation
+beside training that loses its engines is missing.
 
 Writes what was found of each layout and seed, with the commit and the load of the machine, and the faults of
 all of them by victim, and the share of its time that a run would train if it lost every tenth of 256 engines
@@ -63,8 +65,23 @@ LAYOUTS: Mapping[str, Sequence[str]] = {
     "async": (_ASYNC, *_gpus(1, 2), _TOLERANT),
     "async, two ranks": (_ASYNC, *_gpus(2, 2), _TOLERANT),
     "fully async": (_ASYNC, "--rollout-function-path", _FULLY_ASYNC, *_gpus(1, 2), _TOLERANT),
+    "disk": (
+        *("--update-weight-transport", "disk", "--update-weight-disk-dir", "{directory}/weights"),
+        *(*_gpus(2, 2), _TOLERANT),
+    ),
+    "adapters": ("--lora-rank", "4", *_gpus(1, 2), _TOLERANT),
+    "token log": (
+        *("--token-log-dir", "{directory}/tokens", "--token-log-interval", "4"),
+        *(*_gpus(1, 2), _TOLERANT),
+    ),
+    "evaluations beside training": (
+        *("--sglang-config", "{directory}/fleet.json", "--eval-model", "judged"),
+        *("--eval-prompt-data", "sums", "{directory}/data/eval.jsonl", "--eval-interval", "2"),
+        *(*_gpus(1, 3), _TOLERANT),
+    ),
 }
-"""The flags of each; one that is asynchronous has no twin with the same numbers."""
+"""The flags of each; ``{directory}`` is that of the model and the data."""
+WITHOUT_TWIN = ("async", "async, two ranks", "fully async", "token log", "evaluations beside training")
 
 
 async def parity_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float:
@@ -73,10 +90,15 @@ async def parity_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float
 
 
 def prepare(directory: Path) -> None:
-    """Makes a tiny model and data for it."""
+    """Makes a tiny model, data for it, and the fleet that is evaluated beside training."""
     make_tiny_model(["--output", str(directory / "model"), "--hidden-size", "64", "--num-layers", "2"])
     rows = ["--sft-rows", "8", "--rl-rows", "64", "--eval-rows", "8"]
     make_data(["--output", str(directory / "data"), *rows])
+    models = [
+        {"name": name, "server_groups": [{"worker_type": "regular", "num_gpus": engines}]}
+        for name, engines in (("policy", 2), ("judged", 1))
+    ]
+    (directory / "fleet.json").write_text(json.dumps({"sglang": models}))
 
 
 def flags(directory: Path, layout: Sequence[str], steps: int) -> list[str]:
@@ -95,7 +117,8 @@ def flags(directory: Path, layout: Sequence[str], steps: int) -> list[str]:
             PROMPTS * ANSWERS,
         ),
         *("--use-dynamic-batch-size", "--max-tokens-per-gpu", 512, "--lr", 1e-4),
-        *("--save-interval", 1, "--keep-checkpoints", 2, "--max-restarts", 10, *layout),
+        *("--save-interval", 1, "--keep-checkpoints", 2, "--max-restarts", 10),
+        *(word.format(directory=directory) for word in layout),
     ]
     return list(map(str, words))
 
@@ -112,7 +135,7 @@ def measure(layout: str, seed: int, plan: Sequence[str], steps: int, reports: Pa
         prepare(directory)
         name = f"{layout.replace(' ', '-').replace(',', '')}-{seed}"
         place = reports / name if reports else directory / "chaos"
-        twin = [] if _ASYNC in LAYOUTS[layout] else ["--twin"]
+        twin = [] if layout in WITHOUT_TWIN else ["--twin"]
         drawn = seed + _SEEDS_APART * list(LAYOUTS).index(layout)  # or each layout would meet the same faults
         asked = [str(place), "--seed", str(drawn), "--stuck-after", "300", *plan, *twin]
         load = os.getloadavg()[0]
