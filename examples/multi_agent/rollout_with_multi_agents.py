@@ -5,7 +5,7 @@ solver 2 ──┼─ all read ─┼── rewriter 2 ──┼── selector:
 solver 3 ──┘            └── rewriter 3 ──┘
 
 One sample becomes seven, all trained: an execution. The number of solvers is ``num_parallel`` (3) of
-``--custom-config-path``.
+``--custom-config-path``. With ``--policies`` its ``role_policies`` says which policy plays which role.
 """
 
 import asyncio
@@ -48,6 +48,7 @@ class Team:
         )
         sample.rollout_id = self.origin.index
         sample.metadata["role"] = role
+        sample.policy = getattr(self.args, "role_policies", {}).get(role, sample.policy)
         self.said += 1
         params = dict(self.params)
         if "sampling_seed" in params:  # the same for all would make equal questions have equal answers

@@ -33,12 +33,16 @@ def run_example(start, tmp_path):
     return run
 
 
-def test_a_team_of_agents_is_trained(run_example) -> None:
+def test_a_team_of_two_models_is_trained(run_example) -> None:
     few = ("--rollout-batch-size", 2, "--rollout-max-response-len", 24)
-    run, samples = run_example("multi_agent", "--custom-rm-path", "tests.e2e.test_examples.parities", *few)
+    rewards = ("--custom-rm-path", "tests.e2e.test_examples.parities")
+    run, samples = run_example("multi_agent", *rewards, *few, TWO_POLICIES="1")
     rows = run.rows("train")
-    assert sorted(rows) == [0, 1] and rows[0]["train/grad_norm"] > 0
-    assert rows[1]["train/train_rollout_logprob_abs_diff"] < 1e-5
+    assert sorted(rows) == [0, 1] and rows[0]["train/author/grad_norm"] > 0
+    for policy in ("author", "selector"):
+        assert rows[1][f"train/{policy}/train_rollout_logprob_abs_diff"] < 1e-5
+    roles = {(sample.metadata["role"], sample.policy) for sample in samples}
+    assert roles == {("solver", "author"), ("rewriter", "author"), ("selector", "selector")}
     executions = {sample.rollout_id for sample in samples}
     assert len(samples) == 7 * 8 and len(executions) == 8
     # Equal questions to solvers side by side do not have equal answers.
