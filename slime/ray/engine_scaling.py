@@ -9,7 +9,7 @@ comes or goes brings the others close to what they should have: the next decisio
 import logging
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -62,13 +62,13 @@ def wanted(bounds: Bounds, engines: int, requests: float) -> int:
 
 
 class EngineScaling:
-    """Has engines of a model join and leave, as `slime engines` does.
+    """Has engines of the first model join and leave, as `slime engines` does.
 
-    Without ``--rollout-queue-per-engine`` it does nothing.
+    Without ``--rollout-queue-per-engine``, or without a model, it does nothing.
     """
 
-    def __init__(self, config: EngineConfig, model: ServedModel, membership: Membership) -> None:
-        self._model, self._membership = model, membership
+    def __init__(self, config: EngineConfig, models: Sequence[ServedModel], membership: Membership) -> None:
+        self._models, self._membership = models[:1], membership
         self._queue = config.rollout_queue_per_engine
         self._least, self._most = config.rollout_min_engines or 1, config.rollout_max_engines
         self._counts: list[int] = []
@@ -77,7 +77,7 @@ class EngineScaling:
     @contextmanager
     def while_generating(self) -> Iterator[None]:
         """Counts, and decides, during the block; counts of a block before it are gone on with."""
-        if self._queue is None:
+        if self._queue is None or not self._models:
             yield
             return
         over = threading.Event()
@@ -112,21 +112,22 @@ class EngineScaling:
             return None
 
     def _serving(self) -> list[Engine]:
-        return [engine for engine in self._model.engines if engine.state is EngineState.SERVING]
+        return [engine for engine in self._models[0].engines if engine.state is EngineState.SERVING]
 
     def _decide(self, requests: float) -> None:
+        model = self._models[0]
         # The dead are among them: others take their places.
-        staying = [engine for engine in self._model.engines if engine.state is not EngineState.DRAINING]
-        there = len(staying) + len(self._model.joiners)
-        free = self._model.free_ranks()
+        staying = [engine for engine in model.engines if engine.state is not EngineState.DRAINING]
+        there = len(staying) + len(model.joiners)
+        free = model.free_ranks()
         most = there + len(free) if self._most is None else self._most
         assert self._queue is not None
         change = wanted(Bounds(self._least, most, self._queue), there, requests) - there
         try:
             if change > 0 and free:
-                joining = self._membership.add(min(change, len(free)), self._model.name)
+                joining = self._membership.add(min(change, len(free)), model.name)
                 logger.warning("%s of %d engines: %s join", _told(requests), there, joining)
-            elif change < 0 and not self._model.joiners:
+            elif change < 0 and not model.joiners:
                 leaving = [engine.rank for engine in self._serving()[change:]]
                 self._membership.drain(leaving, _DRAIN_S)
                 logger.warning("%s of %d engines: %s leave", _told(requests), there, leaving)

@@ -62,7 +62,7 @@ class Fleet:
         )
         starts = config.cluster.engine_startup_timeout
         self.membership = Membership(self.models, refusal_of(config), start_timeout=starts)
-        self._scaling = EngineScaling(config.engines, models[0], self.membership)
+        self._scaling = EngineScaling(config.engines, models, self.membership)
         self._replacing = threading.Lock()
         self._starts = EngineStarts(starts)
         self._restarts: Counter[int] = Counter()

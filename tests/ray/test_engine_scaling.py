@@ -84,7 +84,7 @@ def scaling(monkeypatch: pytest.MonkeyPatch):
     def make(members: Any, **flags: Any) -> EngineScaling:
         options = {"rollout_queue_per_engine": 10.0, "rollout_scaling_interval": 8.0} | flags
         config: EngineConfig = config_with(**options).engines
-        return EngineScaling(config, members, members)
+        return EngineScaling(config, [members], members)
 
     monkeypatch.setattr(engine_scaling, "requests_of", requests_of)
     return make
@@ -153,5 +153,8 @@ def test_it_looks_while_engines_generate(scaling, monkeypatch: pytest.MonkeyPatc
     assert not [thread for thread in threading.enumerate() if thread.name == "engine-scaling"]
     with scaled.while_generating():
         assert joined.wait(60)
+    nobody: Any = Members(engines=0, places=0)
+    with EngineScaling(config_with(rollout_queue_per_engine=1.0).engines, [], nobody).while_generating():
+        assert len([one for one in threading.enumerate() if one.name == "engine-scaling"]) <= 1
     with scaling(members, rollout_queue_per_engine=None).while_generating():
         assert scaled._counts == [] or len(scaled._counts) == 1
