@@ -117,13 +117,20 @@ def test_a_run_that_is_stuck_before_any_fault_is_ended(disturb):
 
 def test_nothing_runs_on_after_a_run_that_is_stuck(disturb, tmp_path):
     disturb("--faults", "1", "--kinds", "kill", "--stuck-after", "0.5", flags=[*FLAGS, "--hangs"])
-    program = str(tmp_path / "program.py")
-    assert not [
+    _await_end_of(str(tmp_path / "program.py"))
+
+
+def _await_end_of(program):
+    """Returns when nothing runs it; what has been killed may take a moment to end."""
+    deadline = time.monotonic() + 60
+    while [
         process
         for process in psutil.process_iter(["cmdline", "status"])
         if program in (process.info["cmdline"] or ())
         and process.info["status"] != psutil.STATUS_ZOMBIE  # it has ended, and waits for its parent
-    ]
+    ]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
@@ -133,10 +140,7 @@ def test_the_run_ends_with_the_command(signum, tmp_path):
         assert process.stdout.readline()  # a fault struck
         process.send_signal(signum)
         assert process.wait(60) == (143 if signum == signal.SIGTERM else -9)
-    deadline = time.monotonic() + 60
-    while [found for found in psutil.process_iter(["cmdline"]) if program in (found.info["cmdline"] or ())]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    _await_end_of(program)
 
 
 def test_a_twin_that_fails_is_no_twin(tmp_path, capsys):
