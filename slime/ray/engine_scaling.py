@@ -9,6 +9,7 @@ comes or goes brings the others close to what they should have: the next decisio
 import logging
 import math
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from slime.config.engines import CROWDED, EngineConfig
 from slime.ray.engine import Engine, EngineState, MembershipError
 from slime.ray.membership import Membership, requests_of
 from slime.ray.served_model import ServedModel
+from slime.utils.notes import note
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +74,7 @@ class EngineScaling:
         self._queue = config.rollout_queue_per_engine
         self._least, self._most = config.rollout_min_engines or 1, config.rollout_max_engines
         self._counts: list[int] = []
+        self._left = LOOK_S  # seconds of generation until the next count
         self._looks = max(1, math.ceil(config.rollout_scaling_interval / LOOK_S))
 
     @contextmanager
@@ -88,7 +91,13 @@ class EngineScaling:
             over.set()
 
     def _watch(self, over: threading.Event) -> None:
-        while not over.wait(LOOK_S):
+        while True:
+            began = time.monotonic()
+            if over.wait(self._left):
+                # The next block goes on with it: rollouts may all be shorter than that.
+                self._left = max(0.0, self._left - (time.monotonic() - began))
+                return
+            self._left = LOOK_S
             try:
                 self.look(over)
             except Exception:  # whatever it is: the run goes on with the engines that it has
@@ -126,13 +135,13 @@ class EngineScaling:
         try:
             if change > 0 and free:
                 joining = self._membership.add(min(change, len(free)), model.name)
-                logger.warning("%s of %d engines: %s join", _told(requests), there, joining)
+                note(f"{_told(requests)} of {there} engines: {joining} join")
             elif change < 0 and not model.joiners:
                 leaving = [engine.rank for engine in self._serving()[change:]]
                 self._membership.drain(leaving, _DRAIN_S)
-                logger.warning("%s of %d engines: %s leave", _told(requests), there, leaving)
+                note(f"{_told(requests)} of {there} engines: {leaving} leave")
         except MembershipError as error:  # somebody else has had others leave, or some have died
-            logger.warning("%s of %d engines, which stay: %s", _told(requests), there, error)
+            note(f"{_told(requests)} of {there} engines, which stay: {error}")
 
 
 def _told(requests: float) -> str:

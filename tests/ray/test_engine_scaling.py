@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from slime.config.engines import EngineConfig
 from slime.ray import engine_scaling
 from slime.ray.engine import EngineState, MembershipError
 from slime.ray.engine_scaling import Bounds, EngineScaling, wanted
+from slime.utils.notes import take_notes
 from tests.run_args import config_with
 
 
@@ -137,11 +139,13 @@ def test_no_decision_is_made_of_what_nobody_knows(scaling) -> None:
     assert look(scaled, members, 100) == [("add", [1, 2, 3])]
 
 
-def test_who_may_not_leave_stays(scaling, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_may_not_leave_stays(scaling) -> None:
     members = Members(engines=2, places=2)
     members.refuses = True
+    take_notes()  # those of other tests
     assert look(scaling(members), members, 0, 0) == []
-    assert "0.0 requests of 2 engines, which stay: engine 1 is drained already" in caplog.text
+    (told,) = take_notes()
+    assert "0.0 requests of 2 engines, which stay: engine 1 is drained already" in told
 
 
 def test_it_looks_while_engines_generate(scaling, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,3 +162,19 @@ def test_it_looks_while_engines_generate(scaling, monkeypatch: pytest.MonkeyPatc
         assert len([one for one in threading.enumerate() if one.name == "engine-scaling"]) <= 1
     with scaling(members, rollout_queue_per_engine=None).while_generating():
         assert scaled._counts == [] or len(scaled._counts) == 1
+
+
+def test_rollouts_that_are_shorter_than_the_time_between_two_counts_are_counted_too(
+    scaling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_scaling, "LOOK_S", 0.5)
+    members, joined = Members(engines=1, places=2), threading.Event()
+    members.engines[0].requests = 100
+    monkeypatch.setattr(members, "add", lambda *_: joined.set())
+    scaled = scaling(members, rollout_scaling_interval=0.5)
+    deadline = time.monotonic() + 60
+    while not joined.is_set():
+        assert time.monotonic() < deadline
+        with scaled.while_generating():
+            joined.wait(0.1)
+        time.sleep(0.05)  # until the thread has ended

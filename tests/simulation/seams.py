@@ -120,6 +120,7 @@ def names_of(sim: Any) -> dict[str, Any]:
         for module in (
             *("slime.ray.fleet", "slime.ray.engine_watch", "slime.ray.waiting", "slime.ray.rollout_manager"),
             *("slime.ray.served_model", "slime.ray.engine_starts", "slime.ray.membership"),
+            "slime.ray.engine_scaling",
             *("slime.backends.sglang_utils.client", "slime.backends.sglang_utils.server_control"),
             *("slime.backends.sglang_utils.router", "slime.processes.silence"),
             *("tenacity", "tenacity.nap"),
