@@ -370,7 +370,7 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "what older weights have computed is kept": (Bug(SessionTransport, "_flush", _nothing),),
     "a router that has ended is not started again": (Bug(EngineWatch, "_look_at_router", _nothing),),
     "a router that hangs is waited for": (Bug(RouterProcess, "_hangs", _nothing),),
-    "a new router is not told of the engines that serve": (Bug(served_model, "_list_again", _nothing),),
+    "a new router is not told of the engines that serve": (Bug(served_model, "list_again", _nothing),),
     "an engine that hangs in an update is not given up": (Bug(EngineWatch, "probe", _nothing),),
     "a replacement that ends while it starts ends the run": (Bug(engine_starts, "_bury", _raised),),
     "a lost rollout manager is not started again": (Bug(RolloutGroup, "may_restart", _never),),

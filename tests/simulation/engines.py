@@ -5,6 +5,7 @@ that whoever trains on it can tell whether its version is true.
 """
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -276,6 +277,7 @@ class RouterServer:
         self.alive, self.hung = True, False
         self.workers: list[str] = []
         self._turn = itertools.count()
+        self._under_way: list[Callable[[], None]] = []  # gives up a request to an engine
 
     def handle(self, method: str, path: str, body: Any, done: Done) -> None:
         self.world.after(self.world.rng.expovariate(1 / CONTROL), self._answer, method, path, body, done)
@@ -285,6 +287,8 @@ class RouterServer:
             self.alive = False
             self.world.note(f"the router {how}")
             self.sim.network.break_off(self)
+            for give_up in self._under_way:
+                give_up()
 
     def hang(self) -> None:
         """Answers nothing any more."""
@@ -334,7 +338,7 @@ class RouterServer:
             else:
                 done(502, {"error": str(content)})
 
-        self.sim.network.call("POST", f"{url}/generate", body, answered)
+        self._under_way.append(self.sim.network.call("POST", f"{url}/generate", body, answered))
 
 
 class RouterHost:

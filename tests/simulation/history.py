@@ -180,7 +180,7 @@ class Simulation:
 
     def joins(self, server: EngineServer) -> bool:
         """Whether an engine joins a run that replaces none, and has not served yet."""
-        return self.engines.index(server) >= self.plan.engines and not server.listed
+        return self.engines[self._first_engine :].index(server) >= self.plan.engines and not server.listed
 
     def ended_at(self, engine: Any) -> float:
         """Returns when the process of an engine of the fleet has ended."""
@@ -189,7 +189,7 @@ class Simulation:
     def serving(self) -> list[Any]:
         return [engine for engine in self.fleet_engines() if engine.state is EngineState.SERVING]
 
-    _first = 0  # of the actors of this life
+    _first = _first_engine = 0  # of the actors, and of the engines, of this life
 
     def live(self) -> None:
         """The run, and another one after a crash."""
@@ -234,7 +234,7 @@ class Simulation:
 
     def _begin_again(self) -> None:
         """The new processes know nothing of the old ones."""
-        self._first, self.rollout = len(self.ray.actors), None
+        self._first, self._first_engine, self.rollout = len(self.ray.actors), len(self.engines), None
         self.modules.forget_loop()
         self.gloo.__init__(self)  # type: ignore[misc]
         reset_process()

@@ -99,6 +99,8 @@ class Rules:
             raise self._broken(f"version {version} is sent after {self.committed}")
         self.sending, self.states[version] = version, state
         for engine in self._sim.fleet_engines():
+            if self._begun < self._sim.operator.notices.get(engine.rank, 0.0) + _NOTICED_WITHIN:
+                continue  # its place is to be taken away
             if engine.gone.is_set() and self._sim.ended_at(engine) < self._begun - _NOTICED_WITHIN:
                 raise self._broken(f"{engine} was gone before the update, and nothing takes its place in it")
         self._sim.faults.weights_come()
@@ -233,9 +235,11 @@ class Rules:
         if self.stepped[rollout_id, rank] > 1:
             raise self._broken(f"rank {rank} trains rollout {rollout_id} twice")
         limit = self._sim.plan.max_staleness
-        age = version - self.oldest[rollout_id]
+        # A version that a lost rollout side had not confirmed is sent again under the next number.
+        oldest = self.oldest[rollout_id]
+        age = len({state for number, state in self.states.items() if oldest <= number <= version}) - 1
         if limit is not None and age > limit:
-            raise self._broken(f"rollout {rollout_id} is {age} versions old, wanted at most {limit}")
+            raise self._broken(f"rollout {rollout_id} is {age} updates old, wanted at most {limit}")
 
     def saved(self, rollout_id: int) -> None:
         """The data source has written its state."""

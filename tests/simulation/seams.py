@@ -30,7 +30,9 @@ UNDER_SIMULATION = (
     "slime.ray.fleet_setup",
     "slime.ray.fleet",
     "slime.ray.engine_starts",
+    "slime.ray.engine_requests",
     "slime.ray.membership",
+    "slime.ray.registration",
     "slime.ray.served_model",
     "slime.ray.engine_group",
     "slime.ray.engine",
@@ -120,7 +122,7 @@ def names_of(sim: Any) -> dict[str, Any]:
         for module in (
             *("slime.ray.fleet", "slime.ray.engine_watch", "slime.ray.waiting", "slime.ray.rollout_manager"),
             *("slime.ray.served_model", "slime.ray.engine_starts", "slime.ray.membership"),
-            "slime.ray.engine_scaling",
+            *("slime.ray.engine_scaling", "slime.ray.registration"),
             *("slime.backends.sglang_utils.client", "slime.backends.sglang_utils.server_control"),
             *("slime.backends.sglang_utils.router", "slime.processes.silence"),
             *("tenacity", "tenacity.nap"),
