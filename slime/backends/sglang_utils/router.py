@@ -24,7 +24,16 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 import httpx
-from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_exponential
+from tenacity import (
+    RetryError,
+    Retrying,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_exponential,
+    wait_fixed,
+)
 
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
 from slime.config.fleet import FleetConfig
@@ -39,6 +48,7 @@ from slime.utils.http_utils import bearer_header
 REGISTER_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 60.0
 SHUTDOWN_GRACE_S = 1.0
+_ATTEMPTS, _ATTEMPT_PAUSE_S = 3, 0.2  # at a request whose connection breaks
 _HEARTBEAT_S = 10.0  # for one answer to `RouterProcess.failure_reason`
 
 
@@ -180,7 +190,7 @@ class RouterProcess:
     def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         began = time.monotonic()
         try:
-            response = self._http.request(method, path, json=body)
+            response = self._sent(method, path, body)
         except httpx.TransportError as error:
             self._silence.seconds(began)
             reason = self.failure_reason() or f"{type(error).__name__}: {error}"
@@ -189,10 +199,22 @@ class RouterProcess:
             if not self._http.is_closed:
                 raise
             raise RouterError(f"router {self.url}: {method} {path}: it was shut down") from error
+        if response.status_code == 404 and method == "DELETE":
+            return None  # it has done so, and its answer was lost
         if response.status_code >= 400:
             answer = f"HTTP {response.status_code}: {response.text}"
             raise RouterError(f"router {self.url}: {method} {path}: {answer}")
         return response.json()
+
+    def _sent(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
+        """The answer; what may be done twice is asked again where a connection breaks."""
+        attempts = Retrying(
+            stop=stop_after_attempt(1 if method == "POST" else _ATTEMPTS),
+            wait=wait_fixed(_ATTEMPT_PAUSE_S),
+            retry=retry_if_exception_type((httpx.NetworkError, httpx.RemoteProtocolError)),
+            reraise=True,
+        )
+        return attempts(self._http.request, method, path, json=body)
 
     def _wait(self, condition: Callable[[], bool], timeout: float, purpose: str) -> None:
         def holds() -> bool:

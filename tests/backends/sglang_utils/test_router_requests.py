@@ -73,6 +73,56 @@ def router_of(answer, api_key=None, process=None, **options):
     return router
 
 
+class Breaking(Listed):
+    """Does what it is asked, and breaks the connection before it has answered, so many times."""
+
+    def __init__(self, times, *lists):
+        super().__init__(*lists)
+        self.times = times
+
+    def __call__(self, request):
+        answer = super().__call__(request)
+        if self.times:
+            self.times -= 1
+            raise httpx.ReadError("connection reset by peer")
+        return answer
+
+
+def test_an_engine_leaves_though_a_connection_breaks(monkeypatch):
+    monkeypatch.setattr(router_module, "_ATTEMPT_PAUSE_S", 0.0)
+    answers = Breaking(2, [LISTED])
+    answers.lists = [[LISTED], [LISTED], [LISTED], []]
+    router_of(answers).remove_worker(ENGINE)
+    assert answers.orders == [("DELETE", "/workers/a%2Fb%20c", None)] and not answers.times
+
+
+def test_an_engine_leaves_though_the_answer_to_its_leave_is_lost(monkeypatch):
+    monkeypatch.setattr(router_module, "_ATTEMPT_PAUSE_S", 0.0)
+    deleted = []
+
+    def answer(request):
+        if request.method == "GET":
+            return httpx.Response(200, json={"workers": [] if deleted else [LISTED]})
+        deleted.append(request)
+        if len(deleted) == 1:
+            raise httpx.ReadError("connection reset by peer")
+        return httpx.Response(404, json={"error": "no such worker"})
+
+    router_of(answer).remove_worker(ENGINE)
+    assert len(deleted) == 2
+
+
+def test_a_connection_that_breaks_again_and_again_is_told_and_none_is_registered_twice(monkeypatch):
+    monkeypatch.setattr(router_module, "_ATTEMPT_PAUSE_S", 0.0)
+    answers = Breaking(10, [LISTED])
+    with pytest.raises(RouterError, match=r"GET /workers: ReadError: connection reset by peer"):
+        router_of(answers).list_workers()
+    assert len(answers.sent) == 3
+    with pytest.raises(RouterError, match=r"POST /workers: ReadError"):
+        router_of(answers).register_worker(ENGINE)
+    assert len(answers.orders) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "api_key", "more"),
     [
