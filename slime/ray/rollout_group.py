@@ -106,8 +106,10 @@ class RolloutGroup:
 
         Without fault tolerance, or where the data source does not tell its state, none does.
         """
-        self._state = self._call("data_state")
-        self._find_engines()
+        state = self._call("data_state")
+        if state is not None:
+            self._find_engines()  # before: whose end is waited for must be known by then
+        self._state = state
 
     def end_step(self) -> None:
         """Has another manager go on after the last rollout: it was trained on, or is held for that."""
@@ -165,12 +167,11 @@ class RolloutGroup:
             self.wait_ready()
             for policy, config in self._parallel_configs.items():
                 self.set_train_parallel_config(config, policy)
-            self._find_engines()
+            if self._state is not None:
+                self._find_engines()
 
     def _find_engines(self) -> None:
         """Learns whose end has to be waited for, should the manager be lost."""
-        if self._state is None:
-            return
         self._engines = ProcessWatch()
         for name, location in self._call("engine_processes"):
             self._engines.add_process(name, location)
@@ -269,7 +270,8 @@ class RolloutGroup:
 
     def weights_updated(self, version: int, policy: str = DEFAULT) -> None:
         self._call("weights_updated", version, policy)
-        self._find_engines()
+        if self._state is not None:
+            self._find_engines()
 
     def router_url(self) -> str:
         """Where engines are asked, once they serve."""
