@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from slime.backends.sglang_utils.client import EngineError
 from slime.config.engines import CROWDED, EngineConfig
 from slime.ray.engine import Engine, EngineState, MembershipError
-from slime.ray.membership import Membership, requests_of
+from slime.ray.engine_requests import requests_of
+from slime.ray.membership import Membership
 from slime.ray.served_model import ServedModel
 from slime.utils.notes import note
 

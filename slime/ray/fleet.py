@@ -61,7 +61,8 @@ class Fleet:
             models, times, tolerant=config.fault_tolerance.use_fault_tolerance, on_gone=self._restart_alone
         )
         starts = config.cluster.engine_startup_timeout
-        self.membership = Membership(self.models, refusal_of(config), start_timeout=starts)
+        silence = times.timeout if config.fault_tolerance.use_fault_tolerance else times.hang
+        self.membership = Membership(self.models, refusal_of(config), start_timeout=starts, silence=silence)
         self._scaling = EngineScaling(config.engines, models, self.membership)
         self._replacing = threading.Lock()
         self._starts = EngineStarts(starts)

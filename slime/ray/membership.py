@@ -6,11 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slime.backends.sglang_utils.client import EngineError
 from slime.backends.sglang_utils.router import RouterError
-from slime.backends.sglang_utils.server_control import num_requests_from_load
 from slime.config.fleet import FleetConfig
 from slime.ray.engine import Engine, EngineRow, EngineState, MembershipError
+from slime.ray.engine_requests import requests_held
 from slime.ray.engine_starts import START_ERRORS
 from slime.ray.served_model import ServedModel
 
@@ -19,7 +18,6 @@ logger = logging.getLogger(__name__)
 END_TIMEOUT = 180.0  # seconds for an engine that an update cannot wait for to end
 _STOP_TIMEOUT = 30.0  # seconds for those that are ending when the fleet stops
 _LOOK_AGAIN = 0.5  # seconds between two looks at what an engine still has to answer
-_LOAD_TIMEOUT = 5.0  # seconds that it may take to say so
 _BEFORE_NOTICE = 10.0  # seconds before its place is taken away that an engine is ended
 _IDLE_LOOKS = 2  # in a row: a request may be on its way from the router
 
@@ -38,12 +36,19 @@ class Membership:
         models: by name.
         refusal: why nobody may leave or join; empty if they may.
         start_timeout: seconds for an engine that joins to start.
+        silence: seconds without an answer after which one that leaves is not waited for any more.
     """
 
     def __init__(
-        self, models: Mapping[str, ServedModel], refusal: str = "", *, start_timeout: float = 600.0
+        self,
+        models: Mapping[str, ServedModel],
+        refusal: str = "",
+        *,
+        start_timeout: float = 600.0,
+        silence: float = 30.0,
     ) -> None:
-        self._models, self._refusal, self._start_timeout = models, refusal, start_timeout
+        self._models, self._refusal = models, refusal
+        self._start_timeout, self._silence = start_timeout, silence
         self._changed = threading.Condition(threading.RLock())
         self._updating = self._stopped = False
         self._to_drain: dict[int, float] = {}  # by rank, seconds for its requests; after the update
@@ -303,7 +308,8 @@ class Membership:
 
     def _await_answers(self, engine: Engine, seconds: float) -> None:
         """Returns when it has nothing left to answer, or may not go on."""
-        deadline, idle = time.monotonic() + seconds, 0
+        answered, idle = time.monotonic(), 0
+        deadline = answered + seconds
         if (end := self._notices.get(engine.rank)) is not None:
             deadline = min(deadline, end - _BEFORE_NOTICE)
         while idle < _IDLE_LOOKS and time.monotonic() < deadline:
@@ -313,31 +319,18 @@ class Membership:
                 self._changed.wait(_LOOK_AGAIN)
                 if self._updating or self._stopped:
                     return
-            idle = 0 if _is_busy(engine) else idle + 1
+            held = requests_held(engine)
+            if held is None and time.monotonic() - answered > self._silence:
+                logger.warning("%s leaves, and has not answered for %.0f s", engine, self._silence)
+                return
+            answered = answered if held is None else time.monotonic()
+            idle = idle + 1 if held == 0 else 0
 
     def _await_drains(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         with self._changed:
             while self._draining and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
-
-
-def _is_busy(engine: Engine) -> bool:
-    """Whether it has requests; one that is dead has none, and one that gives no answer may have some."""
-    try:
-        return requests_of(engine) > 0
-    except EngineError as error:
-        return error.status is None and engine.handle.failure_reason() is None
-
-
-def requests_of(engine: Engine) -> int:
-    """How many requests it holds, running and waiting.
-
-    Raises:
-        EngineError: it does not say.
-    """
-    load = engine.client.request("GET", "/v1/loads", params={"include": "core"}, timeout=_LOAD_TIMEOUT)
-    return num_requests_from_load(load)
 
 
 def refusal_of(config: FleetConfig) -> str:

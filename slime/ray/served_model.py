@@ -4,18 +4,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 from slime.backends.sglang_utils.router import Router, RouterError
 from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_group import EngineGroup
+from slime.ray.registration import end_of, list_again, register, require_alive_if_it_joins
 
 logger = logging.getLogger(__name__)
 
 ROUTER_RESTARTS = 5  # of one router in one rollout or evaluation
 _RESTART_PAUSE = 1.0  # seconds after a start that failed
 _DEATH_NOTICE = 10.0  # seconds until a router that gave no answer is seen to have ended, on a busy machine
-_LOOK_AGAIN = 0.1  # seconds
 
 
 class ServedModel:
@@ -208,12 +207,13 @@ class ServedModel:
         router = self.router
         assert router is not None, f"model {self.name} has not been launched"
         try:
-            _register(router, engine)
+            register(router, engine)
         except RouterError:
             if engine.state is not EngineState.DEAD:
                 if not self.restart_router(router, _DEATH_NOTICE):
                     raise
                 return False
+        require_alive_if_it_joins(engine)
         with self._changing:
             if self.router is not router:
                 return False
@@ -278,7 +278,7 @@ class ServedModel:
         with self._restarting:
             if self.router is not ended:
                 return True
-            reason = _end_of(ended, notice if self._most_restarts else 0.0)
+            reason = end_of(ended, notice if self._most_restarts else 0.0)
             if reason is None:
                 return False
             while (reason := self._failed_restart(reason)) is not None:
@@ -312,36 +312,10 @@ class ServedModel:
             router.shutdown()
             return
         for engine in serving:
-            _list_again(router, engine)
+            list_again(router, engine)
 
     def stop_router(self) -> None:
         with self._changing:
             self._stopped, router = True, self.router
         if router is not None:
             router.shutdown()
-
-
-def _register(router: Router, engine: Engine) -> None:
-    port = engine.endpoint.bootstrap_port
-    half: dict[str, Any] = {} if port is None else {"bootstrap_port": port}
-    router.register_worker(engine.url, engine.kind, **half)
-
-
-def _list_again(router: Router, engine: Engine) -> None:
-    """Tells a new router of an engine that served behind the one before, unless it has ended."""
-    try:
-        _register(router, engine)
-    except RouterError:
-        if engine.lives and engine.handle.failure_reason() is None:
-            raise
-    if not engine.lives:
-        # Whoever found it dead may have asked the router before it was listed there.
-        router.remove_worker(engine.url)
-
-
-def _end_of(router: Router, notice: float) -> str | None:
-    """How a router has ended, perhaps within the next seconds; None if it runs."""
-    deadline = time.monotonic() + notice
-    while (reason := router.failure_reason()) is None and time.monotonic() < deadline:
-        time.sleep(_LOOK_AGAIN)
-    return reason

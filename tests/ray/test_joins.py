@@ -178,6 +178,17 @@ def test_one_that_ends_when_the_router_is_told_of_it_costs_itself_alone(make: Ma
     ]
 
 
+def test_one_that_ends_before_the_router_lists_it_costs_itself_alone(make: Make) -> None:
+    fleet, cluster, spare = make()
+    started(fleet, spare)
+    fleet.membership.begin_update()
+    cluster.on_register = lambda url: cluster.ended.update({1: "killed"})
+    fleet.admit("1")
+    assert fleet.models["default"].engines[1].state is EngineState.DEAD
+    assert cluster.routed == ["http://engine0"]
+    fleet.check()
+
+
 def test_the_others_are_lost_as_ever_without_fault_tolerance(make: Make) -> None:
     fleet, cluster, spare = make()
     started(fleet, spare)

@@ -76,6 +76,17 @@ def test_who_gives_no_answer_may_have_requests(cluster: Cluster) -> None:
     assert states(members)[1] == "free"
 
 
+def test_who_gives_no_answer_for_too_long_is_ended_and_who_answers_is_waited_for(cluster: Cluster) -> None:
+    members = Membership({"default": serving(cluster, 3)}, silence=0.2)
+    cluster.loads = {URL.format(1): 1}
+    cluster.dead |= {URL.format(0)}
+    members.drain([0, 1], seconds=600)
+    wait_until(lambda: states(members)[0] == "free")
+    assert states(members) == {0: "free", 1: "draining", 2: "serving"}
+    members.stop()
+    members.await_end()
+
+
 def test_within_an_update_nobody_leaves_and_who_is_leaving_has_at_its_begin(cluster: Cluster) -> None:
     members = Membership({"default": serving(cluster, 3)})
     cluster.loads = {URL.format(0): 1, URL.format(1): 1}
