@@ -1,6 +1,7 @@
 """What a run of the simulator names by dotted path, as users do: a data source, a reward and a filter."""
 
 import asyncio
+import pickle  # of what this process made itself
 from typing import Any
 
 from slime.rollout.data_source import Group, RolloutDataSourceWithBuffer
@@ -31,7 +32,7 @@ class WatchedSource(RolloutDataSourceWithBuffer):
         self.rules.saved(rollout_id)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
+        super().load_state_dict(pickle.loads(pickle.dumps(state)))  # noqa: S301 - as Ray does
         self.rules.restored(state)
 
     def load(self, rollout_id: int | None = None) -> None:
