@@ -82,7 +82,7 @@ def answer(rollout: RolloutGroup, method: str, path: str, body: bytes) -> Answer
 def _object(body: bytes) -> dict[str, Any]:
     try:
         found = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Malformed(f"the body is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise Malformed("the body is no object")

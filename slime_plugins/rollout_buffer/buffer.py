@@ -110,7 +110,7 @@ def json_body(model: type[M], empty: Mapping[str, Any] | None = None) -> Callabl
     async def read(request: Request) -> M:
         body = await request.body()
         if not body and empty is not None:
-            return model.model_validate(empty)
+            return _validated(model, empty)
         return await run_in_threadpool(_parsed, model, body)
 
     return read
@@ -118,9 +118,15 @@ def json_body(model: type[M], empty: Mapping[str, Any] | None = None) -> Callabl
 
 def _parsed(model: type[M], body: bytes) -> M:
     try:
-        return model.model_validate(orjson.loads(body))
+        found = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise HTTPException(422, f"the body is no JSON: {error}") from error
+    return _validated(model, found)
+
+
+def _validated(model: type[M], found: Any) -> M:
+    try:
+        return model.model_validate(found)
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_context=False, include_input=False)
         raise HTTPException(422, wrong[:10]) from error

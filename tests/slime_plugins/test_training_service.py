@@ -133,6 +133,12 @@ def test_what_does_not_fit_is_refused_by_name(client, trainer):
     assert trainer.calls == []
 
 
+def test_no_body_at_all_is_refused_where_one_is_wanted(client, trainer):
+    for work in ("forward_backward", "save_state", "load_state", "sample"):
+        assert client.post(f"/tenants/alice/{work}").status_code == 422, work
+    assert trainer.calls == []
+
+
 def test_tokens_that_the_model_or_a_micro_batch_has_no_place_for(client, trainer):
     wide = {"model_input": [49], "loss_fn_inputs": {"target_tokens": [50], "weights": [1.0]}}
     told = asked(client, "alice/forward_backward", 409, **PASS | {"data": [DATUM, wide]})

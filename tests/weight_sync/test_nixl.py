@@ -174,6 +174,7 @@ def test_requests_that_cannot_be_are_refused(here, agents):
     agents("trainer").register_memory(memory := torch.arange(64.0))
     for wrong, said in (
         ({"metadata": "%"}, "metadata: "),
+        ({"metadata": "\u00e9"}, "metadata: "),
         ({"size": 0}, "size 0: wanted 1"),
         ({"metadata": "bm9ib2R5"}, "session 's': metadata of NIXL: KeyError"),
     ):

@@ -186,7 +186,10 @@ async def test_what_cannot_be_answered_is_refused_before_the_ranks_hear_of_it(id
     assert (await client.post("/generate", json={"input_ids": [1]}, headers=foreign)).status == 403
     gone = {"path": str(tmp_path / "gone")}
     assert (await client.post("/update_weights_from_disk", json=gone)).status == 400
-    assert app.work.empty()
+    for seconds in (-1, 10**400, math.nan):
+        wrong = {"path": str(tmp_path), "timeout_s": seconds}
+        assert (await client.post("/update_weights_from_disk", json=wrong)).status == 400, seconds
+    assert app.work.empty() and not app.state
 
 
 GOOD = [
@@ -305,6 +308,10 @@ async def test_requests_show_the_key_as_a_token_or_in_their_address():
         }.items():
             answer = await client.get("/info", headers={"Authorization": shown})
             assert answer.status == status, shown
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        writer.write(b"GET /info HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer \xff\r\n\r\n")
+        assert (await reader.readline()).split()[1] == b"401"
+        writer.close()
 
 
 def test_a_key_is_required_beyond_loopback(monkeypatch):

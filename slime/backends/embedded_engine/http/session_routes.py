@@ -1,7 +1,6 @@
 """Weights that this engine reads out of a trainer's memory; SGLang has nothing like it."""
 
 import base64
-import binascii
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -26,13 +25,11 @@ async def open_weights_session(request: Request) -> Response:
     body = await read_body(request, OpenSessionBody)
     sessions, engine = state_of(request).updater.sessions, state_of(request).engine
     try:
-        metadata = base64.b64decode(body.metadata, validate=True)
+        metadata = _decoded(body.metadata)
         if not 0 < body.size < _MAX_BYTES:
             raise BadRequest(f"size {body.size}: wanted 1 to {_MAX_BYTES} bytes")
         # The engine thread alone speaks to NIXL.
         await engine.run(lambda: sessions.open(body.session, metadata, body.size, body.within_host))
-    except binascii.Error as error:
-        return failure(BadRequest(f"metadata: {error}"))
     except BadRequest as error:
         return failure(error)
     return success("The session is open.")
@@ -61,3 +58,10 @@ async def close_weights_session(request: Request) -> Response:
     except BadRequest as error:
         return failure(error)
     return success("The session is closed.")
+
+
+def _decoded(metadata: str) -> bytes:
+    try:
+        return base64.b64decode(metadata, validate=True)
+    except ValueError as error:  # also of characters that are not ASCII
+        raise BadRequest(f"metadata: {error}") from error

@@ -18,6 +18,8 @@ from slime.utils.same_site import FOREIGN, is_foreign
 
 _BODY_LIMIT = 64 * 2**20
 _MAX_SAMPLES = 1024
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError)
+"""What a body may raise that is no request."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class LogProbApp:
             return await handler(request)
         except Refused as error:
             return web.json_response({"error": str(error)}, status=error.status)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except _UNREADABLE as error:
             return web.json_response({"error": f"not a request: {error!r}"}, status=400)
 
     def _has_key(self, shown: str) -> bool:
@@ -86,7 +88,8 @@ class LogProbApp:
                 key = BasicAuth.decode(shown).password
             except ValueError:
                 return False
-        return hmac.compare_digest(key.encode(), self._api_key.encode())
+        # aiohttp has surrogates for bytes of a header that are not UTF-8
+        return hmac.compare_digest(key.encode(errors="surrogateescape"), self._api_key.encode())
 
     async def _detect(self, request: web.Request) -> web.Response:
         return web.json_response({"type": "megatron"})
@@ -155,6 +158,8 @@ class LogProbApp:
         if self.state and not self._loads_next:
             raise Refused(409, self.state)
         limit = float(body.get("timeout_s") or self._config.megatron_server_update_timeout_s)
+        if not limit > 0:
+            raise Refused(400, f"timeout_s {limit:g} (wanted: more than 0 seconds)")
         self.state, self._loads_next = f"weights are being updated from {path}", False
         outcome = self._put("load", path)
         outcome.add_done_callback(lambda done: self._updated(path, done.result()))
