@@ -3,7 +3,7 @@
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from numbers import Real
 from typing import Any
 
@@ -12,6 +12,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from slime.utils.quiet_server import QuietServer
 from slime.utils.same_site import is_foreign
 
 _HOST = "127.0.0.1"
@@ -65,7 +66,7 @@ class PrometheusSink:
         registry.register(self._newest)
         ProcessCollector(registry=registry)
         try:
-            self._server = HTTPServer((_HOST, port), _handler(registry))
+            self._server = QuietServer((_HOST, port), _handler(registry))
         except OSError as error:
             raise OSError(f"--prometheus-port {port}: {error.strerror} (wanted: a free port)") from error
         self.port: int = self._server.server_address[1]

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from slime.ray.ending import cause
 from slime.ray.engine import MembershipError
 from slime.ray.rollout_group import RolloutGroup
 from slime.utils.addresses import http_url
+from slime.utils.quiet_server import QuietServer
 from slime.utils.same_site import is_foreign
 
 _HOST = "127.0.0.1"
@@ -46,7 +47,7 @@ def engine_control(config: RunConfig, rollout: RolloutGroup) -> Iterator[None]:
         yield
         return
     key, address = secrets.token_urlsafe(32), Path(directory) / CONTROL_FILE
-    server = HTTPServer((_HOST, 0), _handler(rollout, key))
+    server = QuietServer((_HOST, 0), _handler(rollout, key))
     threading.Thread(target=server.serve_forever, name="engine-control", daemon=True).start()
     try:
         url = http_url(_HOST, server.server_address[1])

@@ -1,6 +1,7 @@
 """What Prometheus would read, by its own parser."""
 
 import socket
+import struct
 import urllib.error
 import urllib.request
 from contextlib import closing
@@ -74,6 +75,14 @@ def test_a_client_that_says_nothing_delays_the_others_no_longer_than_its_time(mo
     monkeypatch.setattr(prometheus, "_READ_TIMEOUT_S", 0.1)
     with closing(PrometheusSink(0)) as sink, socket.create_connection(("127.0.0.1", sink.port)):
         assert "slime_step" in _ask(sink.port)
+
+
+def test_a_client_that_goes_away_leaves_no_line(sink, capsys):
+    with closing(socket.create_connection(("127.0.0.1", sink.port))) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # resets at its end
+        client.sendall(b"GET /metr")
+    assert _ask(sink.port)  # others come after it
+    assert capsys.readouterr().err == ""
 
 
 def test_a_taken_port_is_named_before_the_run_begins(tmp_path):
