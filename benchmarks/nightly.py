@@ -1,6 +1,6 @@
-"""What is too long for each change: long forms of tests, mutants, the search for flaky tests, and the audit.
+"""What is too long for each change: long forms of tests, mutants, flaky tests, the audit, and fuzzed servers.
 
-    python benchmarks/nightly.py [--only tests mutation flaky audit] [--runs 20] [--load 12] [--at-once 1]
+    python benchmarks/nightly.py [--only tests mutation fuzz] [--runs 20] [--load 12] [--at-once 1]
     python benchmarks/nightly.py --files tests/examples/test_notebooks.py
 
 Writes each part's result with its date, commit and time to benchmarks/results/nightly.json. What a part that
@@ -64,6 +64,12 @@ def audit(night: Night) -> list[str]:
     return [f"scripts/audit.sh ended with status {status}"] if status else []
 
 
+def fuzz(night: Night) -> list[str]:
+    """`benchmarks/fuzz_servers.py`: why it failed, if it did. What it found is in server_fuzz.json."""
+    status = subprocess.run([sys.executable, "benchmarks/fuzz_servers.py"], cwd=ROOT).returncode
+    return [f"benchmarks/fuzz_servers.py ended with status {status}"] if status else []
+
+
 def flaky(night: Night) -> list[str]:
     """`tests.flaky`: the tests that failed under some delays."""
     found = search(range(1, night.runs + 1), night.load, DEFAULT, at_once=night.at_once)
@@ -75,6 +81,7 @@ PARTS: dict[str, Callable[[Night], list[str]]] = {
     "mutation": mutation,
     "flaky": flaky,
     "audit": audit,
+    "fuzz": fuzz,
 }
 
 

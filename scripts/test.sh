@@ -3,7 +3,7 @@
 #
 #     bash scripts/test.sh                     # everything but what is nightly
 #     bash scripts/test.sh --fast              # without the tests that start Ray and the slow ones
-#     bash scripts/test.sh --nightly           # the long forms, mutants, and the search for flaky tests; hours
+#     bash scripts/test.sh --nightly           # the long forms, mutants, flaky tests, fuzzed servers; hours
 #     bash scripts/test.sh --flaky [--runs 20] [--load 12] [--at-once 1] [tests...]   # that search alone
 #     bash scripts/test.sh tests/utils -x      # lint, types and these tests; arguments go to pytest
 set -euo pipefail
