@@ -105,13 +105,13 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def start_engine(checkpoint: Path) -> tuple[subprocess.Popen[bytes], str]:
+def start_engine(checkpoint: Path, *flags: str) -> tuple[subprocess.Popen[bytes], str]:
     from slime.backends.sglang_utils.client import EngineClient
     from slime.utils.types import EngineEndpoint
 
     port = free_port()
     command = [sys.executable, "-m", "slime.backends.embedded_engine", "--model-path", str(checkpoint)]
-    command += ["--port", str(port), "--skip-tokenizer-init", "--dtype", "float32"]
+    command += ["--port", str(port), "--skip-tokenizer-init", "--dtype", "float32", *flags]
     process = subprocess.Popen(command, cwd=ROOT)
     url = f"http://127.0.0.1:{port}"
     client = EngineClient(EngineEndpoint(url, None, 1, None))

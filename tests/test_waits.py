@@ -96,6 +96,7 @@ OTHER_END = {
     "processes/forked.py: _send_request: client.sendall": "the server reads within 5 s, or closes",
     "weight_sync/floor.py: send: sending.join": "its socket has one of 10 s",
     "weight_sync/floor.py: _receive: receiver.recv_into": "settimeout",
+    "weight_sync/shards/exchange.py: run: work.wait": "the group's",
     "weight_sync/transports/broadcast.py: join: init_process_group": "its timeout",
     "weight_sync/transports/broadcast.py: _broadcast: work.wait": "the group's",
     "weight_sync/transports/broadcast.py: _abandon: work.wait": "the group's",

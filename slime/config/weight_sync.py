@@ -44,10 +44,11 @@ class WeightSyncConfig:
         help="what one sync sends: all weights, or what has changed (over a process group to the embedded "
         "engine alone)",
     )
-    update_weight_transport: Literal["nccl", "disk", "nixl"] = flag(
+    update_weight_transport: Literal["nccl", "shards", "disk", "nixl"] = flag(
         "nccl",
-        help="nccl: process group (nccl or gloo), or shared memory when colocated; disk: checkpoints in "
-        "--update-weight-disk-dir; nixl: the embedded engine reads the trainer's memory (extra nixl)",
+        help="nccl: process group (nccl or gloo), or shared memory when colocated; shards: that memory, to "
+        "each engine rank what it keeps; disk: checkpoints in --update-weight-disk-dir; nixl: the embedded "
+        "engine reads the trainer's memory (extra nixl)",
     )
     release_train: bool = refused(False, help="destroy trainer processes while engines generate")
     update_weight_disk_dir: str | None = place_flag(

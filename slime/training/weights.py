@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
+
+from slime.models.blocks import Block
+from slime.models.served_layout import ServedTensor
 
 NamedTensors = list[tuple[str, torch.Tensor]]
 """(Hugging Face name, full tensor) pairs."""
@@ -59,6 +62,40 @@ class Weights(Protocol):
 
     def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
         """Lists of at most ``max_bytes`` each, a larger tensor alone. Do not write to them."""
+
+
+class HeldTensor(NamedTuple):
+    """A parameter of a trainer rank.
+
+    Attributes:
+        blocks: what it has of tensors of a checkpoint; all else in it is padding.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    blocks: tuple[Block, ...]
+
+
+class ShardedWeights(Weights, Protocol):
+    """Weights of which each rank can say what it holds, and give it ungathered."""
+
+    def held(self) -> Sequence[HeldTensor]:
+        """The parameters of this rank.
+
+        Raises:
+            ValueError: one holds its tensors in no simple order.
+        """
+
+    def parts(self) -> Callable[[str], torch.Tensor]:
+        """What gives the values of a parameter of this rank by name, in one update. Do not write to them."""
+
+    def served(self, rank: int, size: int) -> Sequence[ServedTensor]:
+        """The parameters of an engine's rank ``rank`` of ``size``.
+
+        Raises:
+            ValueError: see `slime.models.served_layout`.
+        """
 
 
 class Selected:

@@ -8,6 +8,7 @@ import torch
 
 from slime.observability.spans import SpanList
 from slime.training.weights import NamedTensors, TensorInfo, Weights
+from slime.utils.types import EngineEndpoint
 from slime.weight_sync.filters.filter import Filter
 from slime.weight_sync.proof import SentTensors
 
@@ -72,6 +73,14 @@ class WeightPlan:
         self._spans = SpanList() if spans is None else spans
         self.ranks = source.ranks
         self.sent = SentTensors() if notes_sent else None
+
+    def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
+        """Takes note of the engines that are updated from now on. Collective on all trainer ranks."""
+        return
+
+    def disconnect(self) -> None:
+        """Gives up what `connect` made."""
+        return
 
     @property
     def needs_session(self) -> bool:

@@ -9,12 +9,21 @@ from slime.backends.sglang_utils.client import EngineClient
 from slime.training.weights import NamedTensors
 from slime.utils.tensor_bucket import tensor_digest
 
+_OF_EACH_RANK = {"action": "checksum", "per_rank": True}
+Digests = dict[str, tuple[str, str]]
+"""The format and the checksum of tensors by name."""
+
 
 class SentTensors:
     """The checksums of an update, by name and dtype."""
 
     def __init__(self) -> None:
-        self._digests: dict[str, tuple[str, str]] = {}
+        self._digests: Digests = {}
+
+    @property
+    def digests(self) -> Digests:
+        """The checksums of what this rank sent last."""
+        return self._digests
 
     def noted(self, buckets: Iterable[NamedTensors]) -> Iterator[NamedTensors]:
         """Yields the same buckets; forgets those of the update before."""
@@ -54,6 +63,46 @@ class SentTensors:
             if dtype == rank["dtypes"][name] and held != sent:
                 where = f"engine {engine.endpoint.url}: weight {name!r}"
                 raise RuntimeError(f"{where}: checksum {held} (wanted: {sent}, as sent)")
+
+
+def require_ranks_hold(engines: Sequence[EngineClient], sent: Sequence[Sequence[Digests]]) -> None:
+    """Compares the tensors of each rank of each engine with those that were sent to it.
+
+    Servers that tell no formats, as SGLang, are held against each other alone, and must have all names.
+
+    Args:
+        sent: by engine and rank.
+
+    Raises:
+        RuntimeError: names the first tensor that a rank holds otherwise, or that no update brought it.
+    """
+    answers = [engine.weights_checker("checksum")["ranks"] for engine in engines]
+    for engine, wanted, ranks in zip(engines, sent, answers, strict=True):
+        own = all("dtypes" in rank for rank in ranks)
+        held = engine.request("POST", "/weights_checker", _OF_EACH_RANK)["ranks"] if own else ranks
+        for number, (digests, rank) in enumerate(zip(wanted, held, strict=True)):
+            where = f"engine {engine.endpoint.url}, rank {number}"
+            _require_names(where, digests, rank["checksums"], all_of_them=own)
+            if own:
+                _require_checksums(where, digests, rank)
+    for engine, ranks in zip(engines[1:], answers[1:], strict=True):
+        _require_equal(engines[0], engine, answers[0], ranks)
+
+
+def _require_names(where: str, sent: Digests, held: Mapping[str, str], all_of_them: bool) -> None:
+    missing = sent.keys() - held.keys()
+    if missing:
+        raise RuntimeError(f"{where}: tensor {min(missing)!r}: was sent, and is not there")
+    if all_of_them and (others := held.keys() - sent.keys()):
+        raise RuntimeError(f"{where}: tensor {min(others)!r}: no update brought it")
+
+
+def _require_checksums(where: str, sent: Digests, rank: Mapping[str, Any]) -> None:
+    for name, (dtype, checksum) in sent.items():
+        found = rank["checksums"][name]
+        # Numbers of another format are not those that were sent.
+        if dtype == rank["dtypes"][name] and found != checksum:
+            raise RuntimeError(f"{where}: tensor {name!r}: checksum {found} (wanted: {checksum}, as sent)")
 
 
 def _digest(tensor: torch.Tensor) -> tuple[str, str]:

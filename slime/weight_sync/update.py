@@ -4,14 +4,14 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch.distributed as dist
 
 from slime.config.lora import SERVED_ADAPTER, LoraConfig
 from slime.config.weight_update import WeightUpdateConfig
 from slime.observability.spans import SpanList
-from slime.training.weights import NamedTensors, Weights
+from slime.training.weights import NamedTensors, ShardedWeights, Weights
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import RankAgreement, wait_limit
 from slime.weight_sync.filters.filter import Filter
@@ -19,6 +19,8 @@ from slime.weight_sync.filters.format import ServedFormat
 from slime.weight_sync.filters.pairs import WholePairs
 from slime.weight_sync.plan import Passage, WeightPlan
 from slime.weight_sync.report import SyncReport
+from slime.weight_sync.shards.plan import ShardPlan
+from slime.weight_sync.shards.source import EngineShards
 from slime.weight_sync.transports import transports_of
 from slime.weight_sync.transports.adapters import AdapterTransport
 from slime.weight_sync.transports.transport import Transport
@@ -65,7 +67,7 @@ class Route:
     def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
         """
         Raises:
-            ValueError: no transport reaches an engine.
+            ValueError: no transport reaches an engine, or the plan cannot do with one.
         """
         remaining, self.serving, self._passage = list(endpoints), [], None
         for transport in self.transports:
@@ -76,6 +78,7 @@ class Route:
             transport.connect(served)
         if remaining:
             raise ValueError(f"no transport reaches the engines {[e.url for e in remaining]}")
+        self.plan.connect(endpoints)
         for transport in self.serving:
             if transport not in self._speeds and dist.get_rank() in transport.source_ranks():
                 self._speeds[transport] = transport.path_speed()
@@ -145,8 +148,14 @@ class WeightUpdate:
         sync = config.weight_sync
         size = sync.update_weight_buffer_size
         self._spans = SpanList() if spans is None else spans
-        plan = WeightPlan(weights, filters, size, sync.check_weight_checksums, self._spans)
-        self._routes = [Route(plan, transports_of(config) if transports is None else transports)]
+        transports = transports_of(config) if transports is None else transports
+        notes, spans = sync.check_weight_checksums, self._spans
+        if any(transport.takes_shards for transport in transports):
+            shards = EngineShards(cast(ShardedWeights, weights), wait_limit(config.cluster))
+            plan: WeightPlan = ShardPlan(shards, size, notes, spans)
+        else:
+            plan = WeightPlan(weights, filters, size, notes, spans)
+        self._routes = [Route(plan, transports)]
         for one in adapters:
             beside = WeightPlan(one.weights, [], size, spans=self._spans)
             self._routes.append(Route(beside, [AdapterTransport(config, one.config, plan, one.name)]))
@@ -223,6 +232,8 @@ class WeightUpdate:
         with self._ranks.step("disconnect engines"):
             for transport in self._transports:
                 transport.disconnect()
+            for route in self._routes:
+                route.plan.disconnect()
 
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:

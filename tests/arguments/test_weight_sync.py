@@ -1,10 +1,14 @@
 """Flags of changes over a directory: what they need, and what they cannot be with."""
 
 import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from slime.arguments import validated_args
+from slime.arguments.validate.shard_engines import bad_shards
 from tests.arguments.sglang_options import as_installed
 
 ENGINES = dict(colocate=None, rollout_num_gpus=1)
@@ -120,3 +124,76 @@ def test_answers_may_go_on_over_an_update_where_some_are_under_way(words, notes,
     masked = dict(partial_rollout=True, mask_offpolicy_in_partial_rollout=True)
     said = refusal(words(**own, **FULLY_ASYNC, **masked))
     assert said.startswith(f"--pause-generation-mode {mode}: with --mask-offpolicy-in-partial-rollout")
+
+
+SHARDS = dict(colocate=True, update_weight_transport="shards", rollout_num_gpus=None)
+FROM_RANK = "--update-weight-transport shards: "
+IN_SGLANG = "with --rollout-engine sglang and "
+
+
+def test_weights_go_from_rank_to_rank_where_engines_share_the_trainers_gpus(words, notes):
+    assert notes(words(**SHARDS)) == []
+    assert validated_args(words(**SHARDS)).update_weight_transport == "shards"
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (ENGINES, "without --colocate, by which engines share the trainer's memory (wanted: nccl)"),
+        (dict(update_weight_mode="delta"), "with --update-weight-mode delta (wanted: full)"),
+        (dict(train_backend="fsdp"), "with --train-backend fsdp, whose ranks hold no slices of weights that"),
+        (dict(rollout_num_gpus=2), "engines take 2 GPUs, and the trainer has 1 of them (wanted: no engine"),
+        (
+            dict(rollout_external_engine_addrs=["http://127.0.0.1:1"]),
+            "with --rollout-external-engine-addrs, on GPUs of their own (wanted: nccl or disk)",
+        ),
+        (
+            dict(actor_num_gpus_per_node=3, rollout_num_gpus=3, rollout_num_gpus_per_engine=3),
+            "engines of 3 ranks: do not divide num_attention_heads",
+        ),
+    ],
+)
+def test_what_cannot_go_from_rank_to_rank_is_refused(words, refusals, others, said):
+    found = refusals(words(**{**SHARDS, **others}))
+    assert any(line.startswith(FROM_RANK + said) for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (dict(sglang_dp_size=2), "--sglang-dp-size 2 (wanted: 1, or nccl)"),
+        (
+            dict(sglang_enable_dp_attention=True),
+            "--sglang-enable-dp-attention True (wanted: without, or nccl)",
+        ),
+        (dict(sglang_speculative_algorithm="EAGLE"), "--sglang-speculative-algorithm EAGLE (wanted: without"),
+        (dict(num_experts=4), "experts, which its kernels lay out each in a way of its own (wanted: nccl)"),
+        (dict(sglang_config="models.yaml"), "--sglang-config, whose groups may hold weights otherwise"),
+    ],
+)
+def test_layouts_of_sglang_that_are_not_known_are_refused(words, others, said):
+    args = validated_args(words(**SHARDS))
+    assert not list(bad_shards(args))
+    vars(args).update(rollout_engine="sglang")
+    assert not list(bad_shards(args))
+    vars(args).update(others)
+    assert any(line.startswith(FROM_RANK + IN_SGLANG + said) for line in bad_shards(args))
+
+
+def test_engines_of_a_quantised_checkpoint_and_of_an_unknown_layout_are_refused(words, tmp_path):
+    args = validated_args(words(**SHARDS))
+    config = json.loads((Path(args.hf_checkpoint) / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (model,) = args.served_models
+    args.served_models = [replace(model, model_path=str(tmp_path))]
+    (line,) = bad_shards(args)
+    assert line == f"{FROM_RANK}{tmp_path} is quantised (fp8), and only whole weights are (wanted: nccl)"
+    args.served_models, args.enable_mtp_training = [model], True
+    (line,) = bad_shards(args)
+    assert line.startswith(f"{FROM_RANK}with --enable-mtp-training, whose layers engines have as a draft")
+    args.enable_mtp_training, args.model_type = False, "gemma3_text"
+    (line,) = bad_shards(args)
+    assert line.startswith(
+        f"{FROM_RANK}model_type gemma3_text: how an engine's ranks hold its weights is not"
+    )

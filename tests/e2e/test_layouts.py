@@ -21,6 +21,7 @@ LAYOUTS = {
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 2),
         *("--rollout-num-gpus-per-engine", 2),
         *("--tensor-model-parallel-size", 2, "--sequence-parallel"),
+        *("--update-weight-transport", "shards", "--check-weight-checksums"),
     ],
     "colocated TP 2, adapters, one engine": [
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),

@@ -28,6 +28,7 @@ LAYOUTS = {
     "colocated TP 2, two engines": [
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 2),
         *("--tensor-model-parallel-size", 2, "--rollout-top-p", 0.9),
+        *("--update-weight-transport", "shards", "--check-weight-checksums"),
     ],
     "changes over a directory": [
         *("--update-weight-mode", "delta", "--update-weight-transport", "disk"),

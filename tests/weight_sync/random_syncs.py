@@ -196,7 +196,8 @@ class Row:
 
 
 def _endpoints(one: Draw, urls: list[str]) -> list[EngineEndpoint]:
-    colocated = {"handle": len(urls), "handle and broadcast": 1}.get(one.transport, 0)
+    places = {"handle": len(urls), "shards": len(urls), "handle and broadcast": 1}
+    colocated = places.get(one.transport, 0)
     size = one.engine_ranks
     return [
         EngineEndpoint(url, None, size, size * i if i < colocated else None) for i, url in enumerate(urls)
@@ -212,11 +213,11 @@ def _args(one: Draw, checkpoint: Path, served: Path, versions: Path) -> Any:
         layout |= {"expert_model_parallel_size": one.expert, "expert_tensor_parallel_size": 1}
         layout |= {"moe_router_load_balancing_type": ["none"], "moe_aux_loss_coeff": [0.0]}
     dtype = FLOATS[one.trains_in]
-    on_disk = one.transport in ON_DISK
+    choice = "disk" if one.transport in ON_DISK else "shards" if one.transport == "shards" else "nccl"
     sync = {
-        "colocate": one.transport.startswith("handle"),
+        "colocate": one.transport.startswith(("handle", "shards")),
         "update_weight_buffer_size": one.bucket,
-        "update_weight_transport": "disk" if on_disk else "nccl",
+        "update_weight_transport": choice,
         "update_weight_mode": "delta" if "delta" in one.transport else "full",
         "update_weight_disk_dir": str(versions),
         "update_weight_disk_keep_files": False,

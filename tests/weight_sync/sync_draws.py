@@ -3,10 +3,11 @@
 import random
 from dataclasses import dataclass, replace
 
-TRANSPORTS = ("handle", "broadcast", "handle and broadcast", "disk", "delta", "group delta")
+TRANSPORTS = ("handle", "broadcast", "handle and broadcast", "disk", "delta", "group delta", "shards")
 ON_DISK = ("disk", "delta")
-MERGED = (*ON_DISK, "group delta")
-"""A folder has no place for adapters beside the base, and with them nothing of the base changes."""
+MERGED = (*ON_DISK, "group delta", "shards")
+"""A folder has no place for adapters beside the base, with them nothing of the base changes, and ranks of
+engines do not share them."""
 MODELS = ("qwen3", "llama", "qwen3_moe")
 WITH_EXPERTS = ("qwen3_moe", "gpt_oss")
 _FLOATS = ("float32", "bfloat16")
@@ -60,8 +61,9 @@ def draw(seed: int, transport: str | None = None, most_ranks: int = 4) -> Draw:
             break
     expert = rng.choice((1, 2)) if model == "qwen3_moe" and tensor * data > 1 else 1
     forms = ("plain", "fp8", "int4") if model == "qwen3_moe" else ("plain", "fp8")  # int4 is for experts
+    forms = ("plain",) if transport == "shards" else forms
     engines = rng.choice((1, 2))
-    if transport == "handle":
+    if transport in ("handle", "shards"):
         engines = min(engines, tensor * pipeline * data)
     drawn = Draw(
         seed=seed,
@@ -85,7 +87,8 @@ def draw(seed: int, transport: str | None = None, most_ranks: int = 4) -> Draw:
 
 def _with_engine_ranks(one: Draw) -> Draw:
     """Returns some of the settings with engines of two ranks, each of which has trainer ranks behind it."""
-    behind = {"handle": 2 * one.engines, "handle and broadcast": 2}.get(one.transport, 0)
+    colocated = 2 * one.engines
+    behind = {"handle": colocated, "shards": colocated, "handle and broadcast": 2}.get(one.transport, 0)
     if behind > one.ranks or random.Random(f"{one.seed} engine ranks").random() < 0.5:
         return one
     return replace(one, engine_ranks=2)
@@ -93,7 +96,7 @@ def _with_engine_ranks(one: Draw) -> Draw:
 
 def _on_a_backend(one: Draw, rng: random.Random, most_ranks: int) -> Draw:
     """Returns the setting with what only one of the backends has."""
-    if rng.random() < 0.3:
+    if rng.random() < 0.3 and one.transport != "shards":
         alone = {"tensor": 1, "pipeline": 1, "virtual": False, "expert": 1}
         adapted = _with_adapters(one, random.Random(f"{one.seed} fsdp"))
         return replace(adapted, backend="fsdp", data=min(one.ranks, 2), engines=min(one.engines, 2), **alone)
@@ -110,7 +113,8 @@ def _with_adapters(one: Draw, rng: random.Random) -> Draw:
 def _with_sinks(one: Draw) -> Draw:
     """Returns now and then, in the place of another model with experts, the one that MXFP4 is for."""
     rng = random.Random(f"{one.seed} gpt_oss")
-    if one.model != "qwen3_moe" or one.backend != "megatron" or one.context > 1 or rng.random() < 0.5:
+    others = one.backend != "megatron" or one.context > 1 or one.transport == "shards"
+    if one.model != "qwen3_moe" or others or rng.random() < 0.5:
         return one
     return replace(one, model="gpt_oss", tied=False, form=rng.choice(("plain", "mxfp4")))
 

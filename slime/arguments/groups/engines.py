@@ -26,6 +26,7 @@ from slime.arguments.validate.fleet_checks import (
 from slime.arguments.validate.quantized_engines import bad_formats, packed_beyond_experts
 from slime.arguments.validate.served_models import ModelConfig, SglangConfig
 from slime.arguments.validate.sglang_models import unlike_sglang
+from slime.arguments.validate.shard_engines import bad_shards
 from slime.config.engines import EngineConfig
 
 # Set by the launcher for each engine, so they are not flags of a run.
@@ -128,6 +129,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if len(sources) > 1 and not args.debug_train_only:
         yield f"{' and '.join([*sources][:2])}: only one of them at a time"
     yield from unlike_sglang(args)
+    yield from bad_shards(args)
     yield from bad_spares(args)
     yield from bad_scaling(args)
     if args.rollout_external:

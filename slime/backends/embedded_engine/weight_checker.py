@@ -7,6 +7,7 @@ import torch
 
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.named_weights import NamedWeights
+from slime.backends.embedded_engine.served_shards import ServedShards
 from slime.utils.tensor_bucket import tensor_digest
 
 ACTIONS = ("checksum", "snapshot", "compare", "reset_tensors")
@@ -15,10 +16,14 @@ ACTIONS = ("checksum", "snapshot", "compare", "reset_tensors")
 class WeightChecker:
     def __init__(self, parameters: NamedWeights, tp_size: int = 1) -> None:
         self._parameters, self._tp_size = parameters, tp_size
+        self._shards = ServedShards(parameters, tp_size)
         self._snapshot: dict[str, torch.Tensor] | None = None
 
-    def run(self, action: str, skip: list[str]) -> dict[str, Any]:
+    def run(self, action: str, skip: list[str], per_rank: bool = False) -> dict[str, Any]:
         """Performs an action; the result joins the response.
+
+        Args:
+            per_rank: tells checksums of the tensors that SGLang's ranks would have.
 
         Raises:
             BadRequest: unknown action, released weights, or a comparison that fails or has nothing to
@@ -28,7 +33,7 @@ class WeightChecker:
             raise BadRequest(f"action {action!r}: wanted one of {', '.join(ACTIONS)}")
         self._parameters.require_memory()
         if action == "checksum":
-            return self._checksums()
+            return self._of_each_rank() if per_rank else self._checksums()
         if action == "snapshot":
             self._snapshot = self._parameters.copy()
         elif action == "compare":
@@ -57,6 +62,13 @@ class WeightChecker:
         rank: dict[str, Any] = {"checksums": checksums, "dtypes": dtypes}
         rank |= {"per_gpu_checksum": whole, "parallelism_info": parallelism}
         return {"ranks": [rank], "per_engine_checksum": whole}
+
+    def _of_each_rank(self) -> dict[str, Any]:
+        ranks = []
+        for number, (checksums, dtypes) in enumerate(self._shards.checksums()):
+            place = {"tp_rank": number, "tp_size": self._tp_size, "pp_rank": 0, "pp_size": 1}
+            ranks.append({"checksums": checksums, "dtypes": dtypes, "parallelism_info": [place]})
+        return {"ranks": ranks}
 
     def _compare(self, skip: set[str]) -> None:
         if self._snapshot is None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,7 +12,8 @@ from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.kept_memory import KeptMemory
 from slime.backends.embedded_engine.named_weights import NamedWeights
 from slime.backends.embedded_engine.remote_weights import RemoteWeights
-from slime.backends.embedded_engine.tensor_ranks import Named, joined
+from slime.backends.embedded_engine.served_shards import ServedShards
+from slime.backends.embedded_engine.tensor_ranks import Named, joined, named_tensors
 from slime.backends.embedded_engine.weight_groups import WeightGroups
 from slime.models.checkpoint.stored_format import StoredFormat
 from slime.utils.accelerator import synchronize
@@ -56,6 +56,7 @@ class WeightUpdater:
         self.base = HeldState()
         self.sessions = RemoteWeights(parameters.config.device, tp_size)
         self.session: str | None = None
+        self._shards = ServedShards(parameters, tp_size)
         self._memory = KeptMemory()
         self._torn: set[str] = set()
         """Weights that a checkpoint which broke off may have changed, and no update has brought since."""
@@ -82,10 +83,13 @@ class WeightUpdater:
     def from_tensors(
         self, payloads: list[str], load_format: str | None, version: str | None, flush: bool
     ) -> None:
-        """Loads a payload for each tensor-parallel rank."""
+        """Loads a payload for each tensor-parallel rank: all weights, or "direct" what the rank keeps."""
         self._require_session(load_format)
         try:
-            self._load(self.of_ranks(payloads, load_format, self._memory.storage))
+            if load_format == "direct":
+                self._load_shards(self._of_each_rank(payloads, None, self._memory.storage))
+            else:
+                self._load(self.of_ranks(payloads, load_format, self._memory.storage))
         finally:
             self._memory.forget_others()
         self._complete(version, flush)
@@ -99,16 +103,20 @@ class WeightUpdater:
         Raises:
             BadRequest: it has not, or they are none.
         """
+        return joined(self._of_each_rank(payloads, load_format, opened))
+
+    def _of_each_rank(
+        self, payloads: list[str], load_format: str | None, opened: Opened | None
+    ) -> list[Named]:
         if len(payloads) != self._tp_size:
             raise BadRequest(
                 f"serialized_named_tensors: {len(payloads)} payloads "
                 f"(wanted: {self._tp_size}, one per TP rank)"
             )
         try:
-            ranks = [named_tensors(deserialize_tensors(payload, opened), load_format) for payload in payloads]
+            return [named_tensors(deserialize_tensors(payload, opened), load_format) for payload in payloads]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise BadRequest(f"serialized_named_tensors: {error}") from error
-        return joined(ranks)
 
     def from_group(
         self,
@@ -245,6 +253,12 @@ class WeightUpdater:
             raise BadRequest(str(error)) from error
         self._replace(plain)
 
+    def _load_shards(self, ranks: list[Named]) -> None:
+        """Raises BadRequest, and changes nothing, if a tensor does not fit."""
+        if self._stored is not None:
+            raise BadRequest("load_format 'direct': the checkpoint is quantised (wanted: whole weights)")
+        self._torn -= self._shards.update(ranks)
+
     def _replace(self, named: list[tuple[str, torch.Tensor]]) -> None:
         self._parameters.update(named)
         self._torn.difference_update(name for name, _ in named)
@@ -320,21 +334,3 @@ def _refused() -> Iterator[None]:
         raise
     except ValueError as error:
         raise BadRequest(str(error)) from error
-
-
-def named_tensors(payload: Any, load_format: str | None) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of a request: pairs, or by name as those of an adapter are.
-
-    Raises:
-        ValueError, TypeError, KeyError, AttributeError: they are none.
-    """
-    if load_format == "flattened_bucket":
-        payload = FlattenedTensorBucket(
-            flattened_tensor=payload["flattened_tensor"], metadata=payload["metadata"]
-        ).reconstruct_tensors()
-    pairs = payload.items() if isinstance(payload, dict) else payload
-    named = [(name, tensor) for name, tensor in pairs]
-    for name, tensor in named:
-        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise TypeError("wanted a list of (name, tensor) pairs")
-    return named

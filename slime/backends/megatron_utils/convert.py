@@ -18,8 +18,8 @@ from megatron.core import dist_checkpointing
 
 from slime.backends.megatron_utils.checkpoint import is_megatron_checkpoint
 from slime.backends.megatron_utils.foreign_checkpoint import layer_naming
-from slime.backends.megatron_utils.hf_weights import refuse_leftovers
 from slime.backends.megatron_utils.initialize import init
+from slime.backends.megatron_utils.leftovers import refuse_leftovers
 from slime.backends.megatron_utils.sharded_state import model_state
 from slime.backends.megatron_utils.step import TrainState
 from slime.backends.megatron_utils.streaming import HfSource, StoredHfWeights, StreamedSave, empty_model

@@ -12,12 +12,15 @@ from megatron.core import parallel_state as mpu
 
 from slime.adapters.lora import merged
 from slime.adapters.targets import is_of_adapter
+from slime.backends.megatron_utils.held_weights import held_tensors
+from slime.backends.megatron_utils.leftovers import refuse_leftovers
 from slime.backends.megatron_utils.lora import adapter_layers, adapter_rules
 from slime.backends.megatron_utils.named_params import (
     is_expert,
     is_of_mtp,
     named_weights,
     partition_dim,
+    ranks_of_a_copy,
     shard_group,
     with_expert,
 )
@@ -29,7 +32,16 @@ from slime.models.checkpoint.safetensors_dir import TensorReader
 from slime.models.checkpoint.weights_dir import WeightsReader
 from slime.models.hf_config import read_hf_config
 from slime.models.rules import Rule
-from slime.training.weights import ADAPTER, BASE, FULL, NamedTensors, TensorInfo, require_form
+from slime.models.served_layout import ServedTensor, served_layout
+from slime.training.weights import (
+    ADAPTER,
+    BASE,
+    FULL,
+    HeldTensor,
+    NamedTensors,
+    TensorInfo,
+    require_form,
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +93,7 @@ class HfWeights:
     def __init__(self, shape: ModelConfig, model: Sequence[torch.nn.Module], form: str = FULL) -> None:
         require_form(form, FULL, BASE, ADAPTER)
         self._shape = shape
-        self.ranks = _ranks_of_a_copy()
+        self.ranks = ranks_of_a_copy()
         rules = family_of(shape.model_type).weights
         # The copy of a tied embedding on the last pipeline stage, for one, has no tensor in checkpoints.
         absent = rules.absent(shape)
@@ -134,6 +146,18 @@ class HfWeights:
                     yield [(name, stack)]
             if pairs:
                 yield pairs
+
+    def held(self) -> list[HeldTensor]:
+        """What this rank holds; see `ShardedWeights`."""
+        shapes = {info.name: info.shape for info in self.manifest()}
+        return held_tensors(self._shape, self._params, self._rule_for, shapes)
+
+    def parts(self) -> Callable[[str], torch.Tensor]:
+        self._forget_rounding()
+        return self._shard
+
+    def served(self, rank: int, size: int) -> list[ServedTensor]:
+        return served_layout(self._shape, self._shape if self._shape.num_experts else None, rank, size)
 
     def _all_infos(self) -> list[ParamInfo]:
         """The parameters of all pipeline stages in order, identical on every rank."""
@@ -261,15 +285,6 @@ def _gather_parts(bucket: list[ParamInfo], shards: list[torch.Tensor]) -> list[l
     return gathered
 
 
-def _ranks_of_a_copy() -> frozenset[int]:
-    """The ranks that together hold all parameters, and share a group with one another, directly or not."""
-    dense = dist.get_process_group_ranks(mpu.get_model_parallel_group())
-    experts = dist.get_process_group_ranks(mpu.get_expert_tensor_model_pipeline_parallel_group())
-    small, large = sorted((dense, experts), key=len)
-    # Groups are blocks of neighbouring ranks. If the small ones do not fill large ones, they chain them up.
-    return frozenset(large if len(large) % len(small) == 0 else range(dist.get_world_size()))
-
-
 def _wait_all(works: list[dist.Work | None]) -> None:
     for work in works:
         if work is not None:
@@ -324,20 +339,3 @@ def fill_param(
     dim, group = partition_dim(name, like), shard_group(name)
     shard = ShardSpec() if dim is None else ShardSpec(dim, group.rank(), group.size())
     load_shard(target, weights.rule_for(name, shape.num_layers), reader, shape, shard, f"for {name}")
-
-
-def refuse_leftovers(shape: ModelConfig, reader: TensorReader) -> None:
-    """Raises ValueError for tensors that the model has no place for.
-
-    A checkpoint with tensors that the model has no place for is another model than its config says."""
-    weights = family_of(shape.model_type).weights
-    names, wanted = set(reader.names()), weights.hf_names(shape)
-    ignored = {name for name in names if name.endswith("rotary_emb.inv_freq")}
-    if not shape.untie_embeddings_and_output_weights:
-        ignored.add(weights.prefix.outer("lm_head.weight"))
-    leftovers = sorted(
-        name for name in names - wanted - ignored if not weights.untrained(name, shape.num_layers)
-    )
-    if leftovers:
-        shown = ", ".join(leftovers[:5]) + (", ..." if len(leftovers) > 5 else "")
-        raise ValueError(f"{reader.path}: {len(leftovers)} tensors that the model does not have: {shown}")

@@ -92,3 +92,12 @@ def shard_group(name: str) -> dist.ProcessGroup:
     if is_expert(name):
         return mpu.get_expert_tensor_parallel_group()
     return mpu.get_tensor_model_parallel_group()
+
+
+def ranks_of_a_copy() -> frozenset[int]:
+    """The ranks that together hold all parameters, and share a group with one another, directly or not."""
+    dense = dist.get_process_group_ranks(mpu.get_model_parallel_group())
+    experts = dist.get_process_group_ranks(mpu.get_expert_tensor_model_pipeline_parallel_group())
+    small, large = sorted((dense, experts), key=len)
+    # Groups are blocks of neighbouring ranks. If the small ones do not fill large ones, they chain them up.
+    return frozenset(large if len(large) % len(small) == 0 else range(dist.get_world_size()))

@@ -18,7 +18,7 @@ class ShardSpec(NamedTuple):
     size: int = 1
 
 
-class _Copy(NamedTuple):
+class Copy(NamedTuple):
     """``rows`` rows of a tensor, or zeros, to row ``target`` of the rank's part."""
 
     source: int | None
@@ -48,7 +48,7 @@ def load_shard(
     if part != list(param.shape) or full[shard.dim] % shard.size:
         raise _misfit(reader, rule, part, param, what)
     columns = _columns(full, shard)
-    for copy in _copies(layout, rule, full[0], shard):
+    for copy in copies(layout, rule, full[0], shard):
         _copy(param, reader, rule.hf_names, copy, columns)
 
 
@@ -67,7 +67,7 @@ def _columns(full: list[int], shard: ShardSpec) -> list[slice]:
     return columns
 
 
-def _copies(layout: list[Segment], rule: Rule, rows: int, shard: ShardSpec) -> Iterator[_Copy]:
+def copies(layout: list[Segment], rule: Rule, rows: int, shard: ShardSpec) -> Iterator[Copy]:
     """Yields where the rows of a rank's part come from."""
     ranges = rule.ranges(rows, shard.rank, shard.size) if shard.dim == 0 else [range(rows)]
     target = 0
@@ -76,13 +76,13 @@ def _copies(layout: list[Segment], rule: Rule, rows: int, shard: ShardSpec) -> I
         for segment in layout:
             start, stop = max(held.start, first), min(held.stop, first + segment.count)
             if start < stop:
-                yield _Copy(segment.source, segment.start + start - first, stop - start, target)
+                yield Copy(segment.source, segment.start + start - first, stop - start, target)
                 target += stop - start
             first += segment.count
 
 
 def _copy(
-    param: torch.Tensor, reader: TensorReader, names: tuple[str, ...], copy: _Copy, columns: list[slice]
+    param: torch.Tensor, reader: TensorReader, names: tuple[str, ...], copy: Copy, columns: list[slice]
 ) -> None:
     part = param[copy.target : copy.target + copy.rows]
     if copy.source is None:

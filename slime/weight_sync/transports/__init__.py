@@ -13,6 +13,7 @@ TRANSPORTS = {
     "delta": "slime.weight_sync.transports.delta.DeltaTransport",
     "group_delta": "slime.weight_sync.transports.group_delta.GroupDeltaTransport",
     "nixl": "slime.weight_sync.transports.nixl.NixlTransport",
+    "shards": "slime.weight_sync.transports.shards.ShardTransport",
     "handle": "slime.weight_sync.transports.handle.HandleTransport",
     "broadcast": "slime.weight_sync.transports.broadcast.BroadcastTransport",
 }

@@ -43,6 +43,7 @@ class HandleTransport(SessionTransport):
     """
 
     buckets_at_once = 2
+    _load_format = "flattened_bucket"
 
     def __init__(self, config: WeightUpdateConfig) -> None:
         super().__init__(config)
@@ -91,7 +92,7 @@ class HandleTransport(SessionTransport):
         payload, nbytes, flat = "", 0, None
         try:
             flat, self._prepared = self._prepared or self._flatten(bucket), None
-            payload, nbytes = serialize_bucket(flat), flat.flattened_tensor.nbytes
+            payload, nbytes = self._serialize(flat), flat.flattened_tensor.nbytes
         except Exception as error:  # the other ranks behind the engine wait for what this one has to say
             failure = error
         handed = self._collect(payload, failure)
@@ -107,6 +108,9 @@ class HandleTransport(SessionTransport):
         if is_last:
             self._settle()
         return nbytes
+
+    def _serialize(self, flat: FlattenedTensorBucket) -> str:
+        return serialize_bucket(flat)
 
     def _settle(self, failure: Exception | None = None, handed: list[Handed] | None = None) -> None:
         """Waits for the engine's answer to the bucket before, whose flat tensor is free then.
@@ -149,7 +153,7 @@ class HandleTransport(SessionTransport):
         with self.spans.measure("apply", lane=1):
             self._engine.update_weights_from_tensor(
                 [payload for payload, _ in handed],
-                load_format="flattened_bucket",
+                load_format=self._load_format,
                 weight_version=self._version if is_last else None,
             )
 

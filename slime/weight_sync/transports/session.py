@@ -143,7 +143,12 @@ class SessionTransport(Transport):
         if self._check_pending:
             self._engines.each(lambda engine: engine.weights_checker("compare"))
         if self._plan is not None and self._plan.sent is not None:
-            self._plan.sent.require_held(self._engines.clients, self._plan.weights())
+            self._require_held(self._plan, self._engines.clients)
+
+    def _require_held(self, plan: WeightPlan, engines: Sequence[EngineClient]) -> None:
+        """Holds what engines say that they have against what was sent; none on other ranks than 0."""
+        assert plan.sent is not None
+        plan.sent.require_held(engines, plan.weights())
 
     def resume(self) -> None:
         self._engines.each(lambda engine: engine.continue_generation())

@@ -23,6 +23,8 @@ class Transport(ABC):
         commit_time: seconds of that in which one of them took weights in, as it told this rank; see
             `SyncReport`.
         density: which part of all bytes the last update had to send, on a rank that knows; else 0.
+        takes_shards: whether it carries tensors of engine ranks (`slime.weight_sync.shards`) instead of whole
+            ones.
         buckets_at_once: how many of them it has on their way, which share the bytes of one.
         spans: for ``--trace``, in place of those of its own.
     """
@@ -31,6 +33,7 @@ class Transport(ABC):
     pause = 0.0
     commit_time = 0.0
     density = 0.0
+    takes_shards = False
     buckets_at_once = 1
     spans: SpanList
 
@@ -78,7 +81,7 @@ class Transport(ABC):
 
     @abstractmethod
     def send(self, bucket: NamedTensors, is_last: bool) -> int:
-        """Carries full HF tensors away. Called on the source ranks.
+        """Carries full HF tensors, or those of an engine's rank, away. Called on the source ranks.
 
         Returns:
             Bytes that this rank handed over.

@@ -77,6 +77,15 @@ def test_weights_that_have_come_have_their_version_and_nothing_older_is_shared(
     assert engine.flush.call_count == flush
 
 
+def test_what_ranks_keep_is_not_taken_where_the_checkpoint_is_quantised(parts, payload):
+    engine, weights, _ = parts
+    updater = WeightUpdater(engine, weights, stored=MagicMock())
+    updater.begin("all")
+    with pytest.raises(BadRequest, match="load_format 'direct': the checkpoint is quantised"):
+        updater.from_tensors(["pair"], "direct", "2", False)
+    assert engine.scheduler.weight_version == "1"
+
+
 def test_memory_that_weights_come_through_is_kept_for_the_next_ones(parts):
     """What came by value has none, and what came otherwise is not read as an update."""
     _, weights, updater = parts

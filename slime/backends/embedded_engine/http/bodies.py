@@ -165,6 +165,7 @@ class WeightByNameBody(Body):
 class CheckerBody(Body):
     action: str
     skip_tensor_list: Items[str] | None = None
+    per_rank: bool = False
 
 
 class TagsBody(Body):

@@ -218,7 +218,8 @@ async def weights_checker(request: Request) -> Response:
     body = validated(CheckerBody, data)
     state = state_of(request)
     try:
-        found = await state.engine.run(lambda: state.checker.run(body.action, body.skip_tensor_list or []))
+        skipped = body.skip_tensor_list or []
+        found = await state.engine.run(lambda: state.checker.run(body.action, skipped, body.per_rank))
     except BadRequest as error:
         return failure(error)
     return success(f"weights_checker {body.action}: done", **found)

@@ -1,0 +1,1 @@
+"""Weights that each trainer rank hands to the engine rank which needs them, without whole tensors."""
