@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +15,7 @@ from benchmarks.server_fuzz.documents import TEXT, Document, among, document, na
 from benchmarks.server_fuzz.engine_document import VOCABULARY, engine_document
 from benchmarks.server_fuzz.in_process import is_ok, post
 from benchmarks.server_fuzz.messages import Loopback, Sent
-from benchmarks.server_fuzz.target import KEY, Target
-from slime.agent.adapters.anthropic import AnthropicAdapter
-from slime.agent.adapters.anthropic_shapes import MESSAGES
-from slime.agent.adapters.openai import OpenAIAdapter
-from slime.agent.adapters.openai_shapes import COMPLETION, RESPONSE
+from benchmarks.server_fuzz.target import Target
 from slime.agent.aiohttp_threaded import LISTENS_ON
 from slime.backends.embedded_engine.http.app import create_app as engine_app
 from slime.backends.embedded_engine.http.bodies import PullWeightsBody
@@ -33,10 +29,8 @@ from slime.router.router import SlimeRouter
 from slime.router.serving import listening
 from slime.weight_sync.versions.puller import PullServer
 from tests.engines import free_port
-from tests.engines.fake import TalkingEngine
 from tests.ray.test_engine_control import Rollout
 from tests.run_args import run_args, with_groups
-from tools.make_tiny_model import make_tokenizer
 
 _HOST = "127.0.0.1"
 _CLOSED = [f"http://{_HOST}:{port}" for port in range(1, 10)]
@@ -44,7 +38,7 @@ _CLOSED = [f"http://{_HOST}:{port}" for port in range(1, 10)]
 
 
 @asynccontextmanager
-async def _served(app: web.Application) -> AsyncIterator[int]:
+async def served_at_port(app: web.Application) -> AsyncIterator[int]:
     """An application of aiohttp at a port, as `slime.agent.aiohttp_threaded` has it."""
     app[LISTENS_ON] = _HOST
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
@@ -67,7 +61,9 @@ async def router(folder: Path, key: str | None) -> AsyncIterator[Target]:
     served = SlimeRouter(with_groups({**flags, "sglang_router_port": free_port()}))
     port = served.settings.port
     async with AsyncExitStack() as stack:
-        workers = [f"http://{_HOST}:{await stack.enter_async_context(_served(_worker()))}" for _ in range(2)]
+        workers = [
+            f"http://{_HOST}:{await stack.enter_async_context(served_at_port(_worker()))}" for _ in range(2)
+        ]
         await stack.enter_async_context(served.running())
         await stack.enter_async_context(listening(served.front, _HOST, port))
         client = Loopback(port)
@@ -185,10 +181,10 @@ async def log_probs(folder: Path, key: str | None) -> AsyncIterator[Target]:
     }
     weights = {name: among(str(folder)) for name in ("model_path", "path", "load")}
     update = {"type": "object", "properties": {**weights, "timeout_s": {"type": "number", "minimum": 1}}}
-    async with _served(served.app) as port:
+    async with served_at_port(served.app) as port:
         client = Loopback(port)
         yield Target(
-            document(_operations(served.app), {"/generate": question, "/update_weights_from_disk": update}),
+            document(operations_of(served.app), {"/generate": question, "/update_weights_from_disk": update}),
             client.ask,
             post("/generate", input_ids=[1, 2]),
             lambda answer: json.loads(answer.body)["log_probs"] == [0.0],
@@ -202,72 +198,9 @@ async def log_probs(folder: Path, key: str | None) -> AsyncIterator[Target]:
     worker.join()
 
 
-def _operations(app: web.Application) -> list[tuple[str, str]]:
+def operations_of(app: web.Application) -> list[tuple[str, str]]:
     routes = [(route.method, route.resource) for route in app.router.routes()]
     return [(method, place.canonical) for method, place in routes if place is not None and method != "HEAD"]
-
-
-@asynccontextmanager
-async def _adapter(
-    kind: Callable[..., Any], bodies: dict[str, Any], right: Sent, opened: Callable[[Sent], bool]
-) -> AsyncIterator[Target]:
-    """An adapter with a session whose id is the key, before an engine that thinks, talks and calls tools."""
-    tokenizer = make_tokenizer()
-    talker = TalkingEngine(tokenizer).start()
-    said = ("ok", "<think>\nhm\n</think>\n\nok", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
-    talker.answer = lambda conversation: said[len(conversation) % len(said)]
-    parsers = {"tool_parser": "hermes", "reasoning_parser": "qwen3"}
-    adapter = kind(tokenizer=tokenizer, sglang_url=f"{talker.url}/generate", **parsers)
-    async with _served(adapter.app) as port:
-        client = Loopback(port)
-
-        async def restore() -> None:
-            """Another session under the same id: what was said in one is kept until its end."""
-            adapter.drop_session(KEY)
-            adapter.open_session(KEY, sampling_defaults={"max_new_tokens": 8, "temperature": 1.0})
-            talker.calls.clear()
-
-        await restore()
-        parameters = {"/v1/responses/{id}": [named("id", TEXT, "path")]}
-        yield Target(
-            document(_operations(adapter.app), bodies, parameters),
-            client.ask,
-            right,
-            is_ok,
-            KEY,
-            opened=opened,
-            refusals=frozenset({401, 403, 404, 405}),
-            restore=restore,
-            loopback=client,
-        )
-        client.close()
-    talker.stop()
-
-
-_TALK = [{"role": "user", "content": "hello"}]
-
-
-@asynccontextmanager
-async def openai_adapter(folder: Path, key: str | None) -> AsyncIterator[Target]:
-    """Chat completions and responses. A body may name the session too, and is read where no key is shown."""
-    bodies = {"/v1/chat/completions": COMPLETION, "/v1/responses": RESPONSE}
-
-    def opened(sent: Sent) -> bool:
-        _, _, shown = dict(sent.headers).get(b"authorization", b"").partition(b" ")
-        return sent.path in ("/healthz", "/v1/models") or not shown.strip()
-
-    async with _adapter(OpenAIAdapter, bodies, post("/v1/chat/completions", messages=_TALK), opened) as made:
-        yield made
-
-
-@asynccontextmanager
-async def anthropic_adapter(folder: Path, key: str | None) -> AsyncIterator[Target]:
-    """Messages, and how many tokens they have."""
-    bodies = dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), MESSAGES)
-    right = post("/v1/messages", messages=_TALK, max_tokens=8)
-    opened = lambda sent: sent.path in ("/healthz", "/v1/models")
-    async with _adapter(AnthropicAdapter, bodies, right, opened) as made:
-        yield made
 
 
 def _of_http_server(sent: Sent, status: int) -> bool:

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -231,3 +232,8 @@ def test_runs_add_up_and_a_job_that_ended_is_a_fault(tmp_path: Path, monkeypatch
         "job 2, engine without a key: the job ended: RuntimeError: killed",
     ]
     assert "router: 30 requests, 15 a second, 1 faults; 60 in all" in capsys.readouterr().out
+
+
+def test_servers_are_where_they_are_said_to_be() -> None:
+    for name, server in SERVERS.items():
+        assert hasattr(import_module(f"benchmarks.server_fuzz.{server.module}"), name), name
