@@ -151,6 +151,12 @@ class EngineWatch:
             ]
         )
 
+    def examine(self, model: ServedModel, engine: Engine) -> None:
+        """Looks at one engine and asks it: it is dead if it has ended or gives no answer."""
+        self._guarded(self._look_at, model, engine)
+        if engine.lives:
+            self._guarded(self._probe, model, engine)
+
     def declare_dead(
         self, model: ServedModel, engine: Engine, reason: str, resumes: int | None = None
     ) -> None:
@@ -254,7 +260,7 @@ class EngineWatch:
             engine.client.request("GET", "/server_info", timeout=timeout)
         except EngineError as error:
             if error.status is None:
-                reason = f"no answer within {timeout:g} s, after a weight update that failed"
+                reason = f"no answer within {timeout:g} s, in or after a weight update"
                 self.declare_dead(model, engine, reason)
 
     def _sickness(self, engine: Engine) -> str | None:

@@ -122,7 +122,7 @@ class Fleet:
             model.wait_ready(self._config.cluster.engine_startup_timeout)
             for engine in model.living:
                 if not model.waits_for_weights:
-                    model.admit(engine)
+                    self._let_serve(model, engine)
                 if model.takes_updates and self._config.weight_sync.check_weight_update_equal:
                     # Now, as an engine that shares GPUs gives its weights away before the first update.
                     engine.client.weights_checker("snapshot")
@@ -196,13 +196,17 @@ class Fleet:
         self.membership.end_update()
 
     def _let_serve(self, model: ServedModel, engine: Engine) -> None:
-        """Has an engine with current weights routed to, unless it joins and ends just now."""
+        """Has an engine routed to, unless it dies just now, which may be tolerated."""
         try:
             model.admit(engine)
         except RouterError:
-            if not engine.joins or (reason := engine.handle.failure_reason()) is None:
+            if self._may_die(engine):
+                self._watch.examine(model, engine)
+            if engine.lives or not self._may_die(engine):
                 raise
-            self._watch.declare_dead(model, engine, reason)
+
+    def _may_die(self, engine: Engine) -> bool:
+        return engine.joins or self._config.fault_tolerance.use_fault_tolerance
 
     def check_policy(
         self,
@@ -290,10 +294,11 @@ class Fleet:
     def _replace_gone(self, model: ServedModel) -> None:
         """Starts engines in place of those that are gone; they serve at once if they need no update."""
         with self._replacing:
-            for engine in self._starts.replacements(model):
-                self._match_offloaded(engine)
-                if not model.takes_updates:
-                    model.admit(engine)
+            fresh = self._starts.replacements(model)
+        for engine in fresh:
+            self._match_offloaded(model, engine)
+            if not model.takes_updates:
+                self._let_serve(model, engine)
 
     def _restart_alone(self, model: ServedModel, engine: Engine) -> None:
         """Replaces an engine that waits for no weight update, unless it dies again and again."""
@@ -308,11 +313,11 @@ class Fleet:
         except (*START_ERRORS, EngineFailure, RouterError) as error:
             self._watch.fail(f"{engine} died, and none could take its place: {error}")
 
-    def _match_offloaded(self, engine: Engine) -> None:
+    def _match_offloaded(self, model: ServedModel, engine: Engine) -> None:
         """Brings a replacement to where the others are during a weight update: weights in, cache out."""
         if self._config.cluster.offload_rollout and engine.is_colocated:
-            engine.client.release_memory_occupation()
-            engine.client.resume_memory_occupation(["weights"])
+            self._ask(model, engine, lambda client: client.release_memory_occupation())
+            self._ask(model, engine, lambda client: client.resume_memory_occupation(["weights"]))
 
     def _ask_colocated(self, request: Callable[[EngineClient], None]) -> None:
         for model in self.models.values():
@@ -335,8 +340,7 @@ class Fleet:
                 return None
             # One that was found dead meanwhile may refuse while it is being ended.
             refused = error.status is not None and engine.lives
-            tolerated = engine.joins or self._config.fault_tolerance.use_fault_tolerance
-            if refused or not tolerated:
+            if refused or not self._may_die(engine):
                 if error.status is None:
                     self._watch.look()
                     self._watch.check()

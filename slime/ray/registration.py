@@ -9,11 +9,15 @@ from slime.ray.engine import Engine
 _LOOK_AGAIN = 0.1  # seconds
 
 
-def register(router: Router, engine: Engine) -> None:
-    """Returns when the router sends requests to the engine."""
+def refused(router: Router, engine: Engine) -> RouterError | None:
+    """Returns when the router sends requests to the engine, or why it does not."""
     port = engine.endpoint.bootstrap_port
     half: dict[str, Any] = {} if port is None else {"bootstrap_port": port}
-    router.register_worker(engine.url, engine.kind, **half)
+    try:
+        router.register_worker(engine.url, engine.kind, **half)
+    except RouterError as error:
+        return error
+    return None
 
 
 def require_alive_if_it_joins(engine: Engine) -> None:
@@ -23,18 +27,6 @@ def require_alive_if_it_joins(engine: Engine) -> None:
     """
     if engine.joins and (reason := engine.handle.failure_reason()) is not None:
         raise RouterError(f"{engine} ended while the router was told of it: {reason}")
-
-
-def list_again(router: Router, engine: Engine) -> None:
-    """Tells a new router of an engine that served behind the one before, unless it has ended."""
-    try:
-        register(router, engine)
-    except RouterError:
-        if engine.lives and engine.handle.failure_reason() is None:
-            raise
-    if not engine.lives:
-        # Whoever found it dead may have asked the router before it was listed there.
-        router.remove_worker(engine.url)
 
 
 def end_of(router: Router, notice: float) -> str | None:

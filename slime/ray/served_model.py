@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from slime.backends.sglang_utils.router import Router, RouterError
 from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_group import EngineGroup
-from slime.ray.registration import end_of, list_again, register, require_alive_if_it_joins
+from slime.ray.registration import end_of, refused, require_alive_if_it_joins
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class ServedModel:
         self._most_restarts, self._restarts = router_restarts, 0
         self._restarting = threading.Lock()
         self._changing = threading.Lock()  # which router there is, and which engines serve behind it
+        self._listing = threading.RLock()  # whose address it is that a router is told of
         self._stopped = False
 
     @property
@@ -206,22 +207,25 @@ class ServedModel:
         """False if another router has meanwhile taken the place of the one that was told."""
         router = self.router
         assert router is not None, f"model {self.name} has not been launched"
-        try:
-            register(router, engine)
-        except RouterError:
-            if engine.state is not EngineState.DEAD:
-                if not self.restart_router(router, _DEATH_NOTICE):
-                    raise
-                return False
-        require_alive_if_it_joins(engine)
-        with self._changing:
-            if self.router is not router:
-                return False
-            serves = engine.become(EngineState.SERVING)
+        serves: bool | None = None
+        with self._listing:
+            refusal = refused(router, engine)
+            if refusal is None or engine.state is EngineState.DEAD:
+                require_alive_if_it_joins(engine)
+                refusal, serves = None, self._serves_behind(router, engine)
+        if refusal is not None and not self.restart_router(router, _DEATH_NOTICE):
+            raise refusal
+        if serves is None:
+            return False
         if not serves:
             # Whoever found it dead may have asked the router before it was listed there.
             self.dismiss(engine)
         return True
+
+    def _serves_behind(self, router: Router, engine: Engine) -> bool | None:
+        """Has it serve unless it is dead; None if another router has taken the place of this one."""
+        with self._changing:
+            return engine.become(EngineState.SERVING) if self.router is router else None
 
     def dismiss(self, engine: Engine) -> None:
         """Takes an engine that is dead out of the router; a new router has never had it.
@@ -312,7 +316,20 @@ class ServedModel:
             router.shutdown()
             return
         for engine in serving:
-            list_again(router, engine)
+            self._list_again(router, engine)
+
+    def _list_again(self, router: Router, engine: Engine) -> None:
+        """Tells a new router of an engine that served behind the one before, unless it has ended."""
+        refusal = refused(router, engine)
+        if engine.lives:
+            if refusal is not None and engine.handle.failure_reason() is None:
+                raise refusal
+            return
+        with self._listing:
+            serving = [other.url for other in self.engines if other.state is EngineState.SERVING]
+            if engine.url not in serving:  # else it is its successor's address
+                # Whoever found it dead may have asked the router before it was listed there.
+                router.remove_worker(engine.url)
 
     def stop_router(self) -> None:
         with self._changing:

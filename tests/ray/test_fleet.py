@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from slime.backends.sglang_utils.client import EngineError
+from slime.backends.sglang_utils.router import RouterError
 from slime.backends.sglang_utils.server_engine import EngineStartError
 from slime.ray import engine, engine_watch, spawned_engines
 from slime.ray.addresses import api_key, metrics_port
@@ -583,6 +584,89 @@ def test_replacements_that_do_not_start_in_time_end_the_run(make, monkeypatch) -
     wait_until(lambda: living(fleet) == [1])
     with pytest.raises(EngineStartError, match="does not serve after 600 s"):
         fleet.recover()
+
+
+def struck_when_registered(cluster: Cluster, rank: int, hangs: bool = False) -> None:
+    """The engine ends, or answers nothing, when a router is told of it, which refuses it therefore: once."""
+
+    def strike(url: str) -> None:
+        if url != cluster.endpoint(rank).url:
+            return
+        cluster.on_register = lambda url: None
+        if hangs:
+            cluster.sick[url] = False
+        else:
+            cluster.ended[rank] = "killed by SIGKILL"
+        raise RouterError(f"nobody answers at {url}")
+
+    cluster.on_register = strike
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_replacement_that_dies_when_the_router_is_told_of_it_is_left_to_the_next_update(
+    make, hangs: bool
+) -> None:
+    fleet, cluster = make(models=lambda cluster: [cluster.model(2)], look_interval=600)
+    for struck in (True, False):
+        cluster.ended[0] = "killed by SIGKILL"
+        fleet.recover()
+        if struck:
+            struck_when_registered(cluster, 0, hangs)
+        fleet.admit("1")
+        assert cluster.routed == ["http://engine1", *(() if struck else ("http://engine0",))]
+        assert living(fleet) == ([1] if struck else [0, 1])
+        cluster.sick.clear()
+    fleet.check()
+
+
+def test_a_router_that_refuses_an_engine_that_is_well_ends_the_run(make) -> None:
+    fleet, cluster = make(models=lambda cluster: [cluster.model(2)], look_interval=600)
+    cluster.ended[0] = "killed by SIGKILL"
+    fleet.recover()
+    struck_when_registered(cluster, 0)
+    wake, strike = cluster.ended.clear, cluster.on_register
+
+    def refuse(url: str) -> None:
+        try:
+            strike(url)
+        finally:
+            wake()
+
+    cluster.on_register = refuse
+    with pytest.raises(RouterError, match="nobody answers at http://engine0"):
+        fleet.admit("1")
+
+
+def test_an_engine_that_dies_when_the_first_router_is_told_of_it_is_replaced_by_the_first_update(
+    make,
+) -> None:
+    def models(cluster: Cluster) -> list[ServedModel]:
+        struck_when_registered(cluster, 1)
+        return [cluster.model(2)]
+
+    fleet, cluster = make(models=models, look_interval=600)
+    assert living(fleet) == [0] and cluster.routed == ["http://engine0"]
+    fleet.recover()
+    fleet.admit("1")
+    assert cluster.routed == ["http://engine0", "http://engine1"]
+    with pytest.raises(RouterError, match="nobody answers at http://engine1"):
+        make(models=models, fault_tolerant=False)
+
+
+def test_a_frozen_replacement_that_dies_when_the_router_is_told_of_it_is_replaced_too(make) -> None:
+    fleet, cluster = make(models=with_a_judge)
+    struck_when_registered(cluster, 3)
+    cluster.ended[3] = "killed by SIGKILL"
+    wait_until(lambda: cluster.stopped == [3, 3] and "http://engine3" in cluster.routed)
+    fleet.check()
+
+
+def test_a_colocated_replacement_that_ends_before_it_has_released_its_memory_costs_itself_alone(make) -> None:
+    fleet, cluster = make(colocated=True, look_interval=600)
+    lose_actor(fleet)
+    cluster.dead.add("http://engine0")
+    fleet.recover()
+    assert living(fleet) == [1]
 
 
 def test_each_rollout_forgets_the_restarts_of_routers_before_it(make) -> None:

@@ -201,6 +201,23 @@ def test_an_engine_that_dies_while_a_new_router_is_told_of_it_does_not_stay_ther
     assert cluster.routed == ["http://engine1"]
 
 
+def test_a_new_router_keeps_an_address_that_a_successor_has_by_now() -> None:
+    cluster = Cluster()
+    model = serving(cluster, 3, router_restarts=1)
+
+    def replaced_meanwhile(url: str) -> None:
+        cluster.on_register = lambda url: None
+        die(model, 0)
+        model.replace_gone()
+        model.wait_ready(5)
+        model.admit(model.engines[0])
+        raise RouterError("waited 60 s for it to list http://engine0")
+
+    cluster.on_register = replaced_meanwhile
+    model.restart_router(ended(model))
+    assert cluster.routed == ["http://engine0", "http://engine1"]
+
+
 def test_a_new_router_that_does_not_take_an_engine_that_lives_is_replaced_too(monkeypatch) -> None:
     monkeypatch.setattr(served_model, "_RESTART_PAUSE", 0.01)
     cluster = Cluster()

@@ -12,7 +12,7 @@ from typing import Any
 
 from slime.backends.sglang_utils.client import EngineClient
 from slime.backends.sglang_utils.router import RouterProcess
-from slime.ray import engine_starts, served_model
+from slime.ray import engine_starts
 from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_group import EngineGroup
 from slime.ray.engine_watch import EngineWatch
@@ -256,6 +256,16 @@ def _raised(real: Any) -> Any:
     return bury
 
 
+def _alive_or_not(real: Any) -> Any:
+    def let_serve(self: Fleet, model: ServedModel, engine: Engine) -> None:
+        if engine.joins:
+            real(self, model, engine)
+        else:
+            model.admit(engine)
+
+    return let_serve
+
+
 def _never(real: Any) -> Any:
     return lambda self: False
 
@@ -370,9 +380,12 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "what older weights have computed is kept": (Bug(SessionTransport, "_flush", _nothing),),
     "a router that has ended is not started again": (Bug(EngineWatch, "_look_at_router", _nothing),),
     "a router that hangs is waited for": (Bug(RouterProcess, "_hangs", _nothing),),
-    "a new router is not told of the engines that serve": (Bug(served_model, "list_again", _nothing),),
+    "a new router is not told of the engines that serve": (Bug(ServedModel, "_list_again", _nothing),),
     "an engine that hangs in an update is not given up": (Bug(EngineWatch, "probe", _nothing),),
     "a replacement that ends while it starts ends the run": (Bug(engine_starts, "_bury", _raised),),
+    "a replacement that ends while the router is told of it ends the run": (
+        Bug(Fleet, "_let_serve", _alive_or_not),
+    ),
     "a lost rollout manager is not started again": (Bug(RolloutGroup, "may_restart", _never),),
     "a new rollout manager begins the data anew": (Bug(RolloutManager, "restore", _nothing),),
     "a new rollout manager goes back to the data of the first step": (

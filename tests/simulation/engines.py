@@ -276,6 +276,7 @@ class RouterServer:
         self.sim, self.world = sim, sim.world
         self.alive, self.hung = True, False
         self.workers: list[str] = []
+        self._unheard: set[str] = set()  # those that gave no answer when they were listed
         self._turn = itertools.count()
         self._under_way: list[Callable[[], None]] = []  # gives up a request to an engine
 
@@ -309,15 +310,32 @@ class RouterServer:
                 self.workers.remove(url)
             done(200, {})
         elif method == "POST":
-            self.sim.network.servers[body["url"]].listed = True
-            if body["url"] not in self.workers:
-                self.workers.append(body["url"])
-            done(200, {})
+            self._register(body["url"], done)
         else:
             listed = [
-                {"id": key, "url": url, "is_healthy": True} for key, url in self.workers_by_id().items()
+                {"id": key, "url": url, "is_healthy": self._has_answered(url)}
+                for key, url in self.workers_by_id().items()
             ]
             done(200, {"workers": listed})
+
+    def _register(self, url: str, done: Done) -> None:
+        """Lists an engine, which it asks first: it refuses one that is not there."""
+        engine = self.sim.network.servers[url]
+        self.sim.faults.is_registered(engine)
+        if not engine.alive:
+            done(400, {"error": f"nobody answers at {url}"})
+            return
+        engine.listed = True
+        if engine.hung:
+            self._unheard.add(url)
+        if url not in self.workers:
+            self.workers.append(url)
+        done(200, {})
+
+    def _has_answered(self, url: str) -> bool:
+        if url in self._unheard and not self.sim.network.servers[url].hung:
+            self._unheard.discard(url)
+        return url not in self._unheard
 
     def workers_by_id(self) -> dict[str, str]:
         return {url.removeprefix("http://").replace(":", "-"): url for url in self.workers}

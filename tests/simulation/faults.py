@@ -10,6 +10,8 @@ from tests.simulation.engines import EngineServer
 
 _MAX_FAULTS = 6  # of engines, in one history
 _SURVIVED_IN_AN_UPDATE = 4  # of engines
+_WHILE_REGISTERED = 0.2
+"""How likely an engine is hit when a router is told of it, beside when weights come."""
 
 
 class Faults:
@@ -96,6 +98,19 @@ class Faults:
         rng = self._sim.world.rng
         if rng.random() < self._sim.plan.strikes:
             self._sim.world.after(rng.random() * rng.choice((0.1, 1.0)), self._strike)
+
+    def is_registered(self, engine: EngineServer) -> None:
+        """A router is told of an engine, which may be hit just then."""
+        rng, plan = self._sim.world.rng, self._sim.plan
+        struck = rng.random() < _WHILE_REGISTERED * plan.strikes and self.engines < _MAX_FAULTS
+        if struck and engine.alive and (plan.tolerant or self._sim.joins(engine)):
+            self.engines += 1
+            if rng.random() < 0.7 or not plan.tolerant:
+                self._note_excuse(engine, hangs=False)
+                engine.die("was killed by SIGKILL")
+            else:
+                self._note_excuse(engine, hangs=True)
+                engine.hang(rng.choice((1.0, 1e6)))
 
     def _strike(self) -> None:
         rng, alive = self._sim.world.rng, [engine for engine in self._sim.engines if engine.alive]
