@@ -67,11 +67,20 @@ class EngineGroup:
         self.launches = self.joined = self.replaced = self.drained = 0
         self._changing = threading.Lock()
 
-    def launch(self) -> None:
-        """Begins to start an engine for every place, unless they are spare."""
-        places = range(0 if self._spare else len(self._source))
-        self.engines = [self._launch(self._first_rank + place) for place in places]
-        self.launches += len(self.engines)
+    def launch(self, ranks: Collection[int] | None = None) -> None:
+        """Begins to start an engine for every place, unless they are spare.
+
+        Args:
+            ranks: in the place of that, the numbers of those that have engines in a run that went on so far.
+        """
+        places = range(self._first_rank, self._first_rank + len(self._source))
+        taken = [rank for rank in places if (not self._spare if ranks is None else rank in ranks)]
+        self.engines = [self._launch(rank) for rank in taken]
+        self.launches += len(taken)
+        if self._spare:
+            self.joined += len(taken)
+        else:
+            self.drained += len(places) - len(taken)
 
     def replace_gone(self) -> list[Engine]:
         """Begins to start engines in place of those that are gone.

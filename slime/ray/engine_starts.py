@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import ray
 
@@ -15,6 +16,7 @@ from slime.ray.waiting import ProcessDied
 
 logger = logging.getLogger(__name__)
 
+END_TIMEOUT = 180.0  # seconds for a dead engine to leave its router and to end
 MAX_FAILED_STARTS = 3  # of the replacements of one engine in a row
 START_ERRORS = (EngineStartError, ProcessDied, ray.exceptions.RayError, TimeoutError)
 
@@ -30,6 +32,17 @@ class EngineStarts:
         self._timeout = timeout
         self._launching = threading.Lock()
         self._stopped = False
+
+    def await_ends(self, dead: Sequence[Engine]) -> None:
+        """A replacement may need a dead engine's GPUs, and be given its address.
+
+        Raises:
+            EngineFailure: one has not ended.
+        """
+        deadline = time.monotonic() + END_TIMEOUT
+        for engine in dead:
+            if not engine.gone.wait(max(0.0, deadline - time.monotonic())):
+                raise EngineFailure(f"{engine} is dead and has not ended after {END_TIMEOUT:.0f} s")
 
     def replacements(self, model: ServedModel) -> list[Engine]:
         """Starts engines in place of those that are gone, and others for those that end while they start.

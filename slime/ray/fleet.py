@@ -17,7 +17,9 @@ from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_scaling import EngineScaling
 from slime.ray.engine_starts import START_ERRORS, EngineStarts
 from slime.ray.engine_watch import EngineFailure, EngineWatch, WatchTimes
-from slime.ray.membership import Membership, refusal_of
+from slime.ray.members import Members
+from slime.ray.membership import Membership
+from slime.ray.membership_checks import refusal_of
 from slime.ray.policies import policy_configs
 from slime.ray.process_watch import ProcessLocation
 from slime.ray.served_model import ServedModel
@@ -26,7 +28,6 @@ from slime.utils.engine_count import engine_count
 from slime.utils.types import EngineEndpoint
 
 logger = logging.getLogger(__name__)
-END_TIMEOUT = 180.0  # seconds for a dead engine to leave its router and to end
 LOOK_AGAIN = 0.2  # seconds between two looks for a death that is suspected
 ENDED_AT_ONCE = 64  # engines
 MAX_RESTARTS = 5  # of an engine that waits for no weight update, in one rollout or evaluation
@@ -48,7 +49,9 @@ class Fleet:
         membership: by which engines leave and join at anybody's request.
     """
 
-    def __init__(self, config: FleetConfig, models: Sequence[ServedModel]) -> None:
+    def __init__(
+        self, config: FleetConfig, models: Sequence[ServedModel], former: Members | None = None
+    ) -> None:
         self._config = config
         self.models = {model.name: model for model in models}
         times = WatchTimes(
@@ -62,7 +65,8 @@ class Fleet:
         )
         starts = config.cluster.engine_startup_timeout
         silence = times.timeout if config.fault_tolerance.use_fault_tolerance else times.hang
-        self.membership = Membership(self.models, refusal_of(config), start_timeout=starts, silence=silence)
+        limits = {"start_timeout": starts, "silence": silence}
+        self.membership = Membership(self.models, refusal_of(config), **limits, former=former)
         self._scaling = EngineScaling(config.engines, models, self.membership)
         self._replacing = threading.Lock()
         self._starts = EngineStarts(starts)
@@ -116,8 +120,7 @@ class Fleet:
 
     def start(self) -> None:
         """Launches everything at once, and returns when engines that wait for no weights are routed to."""
-        for model in self.models.values():
-            model.launch()
+        self.membership.launch()
         for model in self.models.values():
             model.wait_ready(self._config.cluster.engine_startup_timeout)
             for engine in model.living:
@@ -169,7 +172,7 @@ class Fleet:
         if timeout and not self._has_new_death():
             self._watch.probe()
         self.check()
-        self._await_ends()
+        self._starts.await_ends([engine for model in self.models.values() for engine in model.dead])
         self.check()
         for model in self.models.values():
             self._replace_gone(model)
@@ -278,13 +281,6 @@ class Fleet:
 
     def _has_new_death(self) -> bool:
         return any(engine not in self._left for model in self._updated for engine in model.dead)
-
-    def _await_ends(self) -> None:
-        """A replacement may need a dead engine's GPUs, and be given its address."""
-        deadline = time.monotonic() + END_TIMEOUT
-        for engine in [engine for model in self.models.values() for engine in model.dead]:
-            if not engine.gone.wait(max(0.0, deadline - time.monotonic())):
-                raise EngineFailure(f"{engine} is dead and has not ended after {END_TIMEOUT:.0f} s")
 
     def _require_engines(self) -> None:
         for model in self.models.values():

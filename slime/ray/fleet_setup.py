@@ -15,6 +15,7 @@ from slime.ray.addresses import metrics_port
 from slime.ray.engine_group import EngineGroup
 from slime.ray.engine_slots import GroupPlace, group_places
 from slime.ray.fleet import Fleet
+from slime.ray.members import Members
 from slime.ray.node import log_dir
 from slime.ray.placement_group import Slots
 from slime.ray.policies import policy_configs
@@ -23,18 +24,19 @@ from slime.ray.spawned_engines import EngineShape, SpawnedEngines
 from slime.utils.addresses import find_available_port
 
 
-def fleet_of(config: FleetConfig, slots: Slots, trainer_gpus: int) -> Fleet:
+def fleet_of(config: FleetConfig, slots: Slots, trainer_gpus: int, former: Members | None = None) -> Fleet:
     """The models of the run, each with its groups of engines; without engines no model.
 
     Args:
         config: with addresses.
         trainer_gpus: how many of the slots, from the first on, belong to the trainer too if colocated.
+        former: who belonged to the fleet in whose place this one is.
 
     Raises:
         ExternalEngineError: an engine of somebody else's is not there, or is not what the run needs.
     """
     if config.engines.rollout_external:
-        return Fleet(config, [_external_model(config)])
+        return Fleet(config, [_external_model(config)], former)
     groups: dict[str, list[EngineGroup]] = {model.name: [] for model in config.engines.served_models}
     policies = policy_configs(config)
     for place in group_places(config.engines.served_models, config.cluster.rollout_spare_gpus):
@@ -57,7 +59,7 @@ def fleet_of(config: FleetConfig, slots: Slots, trainer_gpus: int) -> Fleet:
         )
         for model in config.engines.served_models
     ]
-    return Fleet(config, models)
+    return Fleet(config, models, former)
 
 
 def _spawned(

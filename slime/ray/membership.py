@@ -7,10 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime.backends.sglang_utils.router import RouterError
-from slime.config.fleet import FleetConfig
 from slime.ray.engine import Engine, EngineRow, EngineState, MembershipError
 from slime.ray.engine_requests import requests_held
 from slime.ray.engine_starts import START_ERRORS
+from slime.ray.members import Members
+from slime.ray.membership_checks import (
+    engine_of,
+    model_named,
+    places_for,
+    require_drainable,
+    require_others,
+)
 from slime.ray.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -37,6 +44,7 @@ class Membership:
         refusal: why nobody may leave or join; empty if they may.
         start_timeout: seconds for an engine that joins to start.
         silence: seconds without an answer after which one that leaves is not waited for any more.
+        former: who belonged to the fleet in whose place this one is; None where it is the first.
     """
 
     def __init__(
@@ -46,14 +54,49 @@ class Membership:
         *,
         start_timeout: float = 600.0,
         silence: float = 30.0,
+        former: Members | None = None,
     ) -> None:
         self._models, self._refusal = models, refusal
         self._start_timeout, self._silence = start_timeout, silence
         self._changed = threading.Condition(threading.RLock())
         self._updating = self._stopped = False
         self._to_drain: dict[int, float] = {}  # by rank, seconds for its requests; after the update
-        self._notices: dict[int, float] = {}  # by rank, when its place may be filled again
+        self._former = former or Members(0, frozenset(), frozenset(), {})
+        self._is_first, self._told = former is None, self._former.number
+        self._starts_again = former is not None
+        now = time.monotonic()
+        # By rank, when its place may be filled again.
+        self._notices = {rank: now + seconds for rank, seconds in self._former.notices.items()}
         self._draining: set[Engine] = set()
+
+    def launch(self) -> None:
+        """Begins to start the engines of all models, and those that join, then the routers."""
+        with self._changed:
+            self._forget_notices()
+        for model in self._models.values():
+            model.launch(None if self._is_first else self._former.places)
+        for model in self._models.values():
+            free = set(model.free_ranks())
+            self._begin_joins(model, sorted(self._former.joining & free))
+        self._starts_again = False
+
+    def ask(self, method: str, *arguments: Any) -> tuple[Any, Members]:
+        """What a method of it answers, and who belongs to the fleet from then on."""
+        with self._changed:
+            return getattr(self, method)(*arguments), self.members()
+
+    def members(self) -> Members:
+        """Who is to belong to the fleet, should another one take its place."""
+        with self._changed:
+            self._forget_notices()
+            self._told += 1
+            now, leaving = time.monotonic(), {*self._to_drain, *self._notices}
+            engines = [engine for model in self._models.values() for engine in model.engines]
+            joiners = [engine for model in self._models.values() for engine in model.joiners]
+            stay = {e.rank for e in engines if not e.joins and e.state is not EngineState.DRAINING}
+            join = {e.rank for e in (*engines, *joiners) if e.joins and e.state is not EngineState.DEAD}
+            notices = {rank: end - now for rank, end in self._notices.items()}
+            return Members(self._told, frozenset(stay - leaving), frozenset(join - leaving), notices)
 
     def rows(self) -> list[EngineRow]:
         """All engines and free places, by rank."""
@@ -90,8 +133,8 @@ class Membership:
         with self._changed:
             self._require_change()
             for rank in ranks:
-                self._require_drainable(*self._find(rank))
-            self._require_others(ranks)
+                require_drainable(engine_of(self._models, rank)[1], self._to_drain)
+            require_others(self._models, ranks, self._to_drain)
             self._to_drain |= dict.fromkeys(ranks, seconds)
             if notice:
                 self._notices |= dict.fromkeys(ranks, time.monotonic() + notice)
@@ -113,12 +156,15 @@ class Membership:
         with self._changed:
             self._require_change()
             self._forget_notices()
-            model = self._model(name)
-            ranks = self._require_places(model, count)
-            for rank in ranks:
-                what: dict[str, Any] = {"args": (model, model.join(rank)), "name": f"join-{rank}"}
-                threading.Thread(target=self._start, daemon=True, **what).start()
+            model = model_named(self._models, name)
+            ranks = places_for(model, count)
+            self._begin_joins(model, ranks)
         return ranks
+
+    def _begin_joins(self, model: ServedModel, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            what: dict[str, Any] = {"args": (model, model.join(rank)), "name": f"join-{rank}"}
+            threading.Thread(target=self._start, daemon=True, **what).start()
 
     @property
     def waiting(self) -> list[Engine]:
@@ -209,64 +255,13 @@ class Membership:
                     what: dict[str, Any] = {"args": (model, engine, reason), "name": f"lose-{engine.rank}"}
                     threading.Thread(target=self._lose, daemon=True, **what).start()
 
-    def _model(self, name: str) -> ServedModel:
-        if name and name not in self._models:
-            raise MembershipError(f"model {name}: none is served (wanted: {' or '.join(self._models)})")
-        return self._models[name or next(iter(self._models))]
-
-    def _require_places(self, model: ServedModel, count: int) -> list[int]:
-        """The places that engines are to take."""
-        if any(engine.has_started and engine.is_colocated for engine in model.engines):
-            raise MembershipError(
-                f"model {model.name} is on GPUs of the trainer (wanted: a run without --colocate)"
-            )
-        if len(free := model.free_ranks()) < count:
-            raise MembershipError(
-                f"{count} more of model {model.name}: {len(free)} of its places are free "
-                "(wanted: more --rollout-spare-gpus, or a drain before)"
-            )
-        return free[:count]
-
     def _require_change(self) -> None:
         if self._stopped:
             raise MembershipError("the run is ending")
+        if self._starts_again:  # places are free that engines are about to take
+            raise MembershipError("the rollout side starts again (wanted: one that has started)")
         if self._refusal:
             raise MembershipError(self._refusal)
-
-    def _find(self, rank: int) -> tuple[ServedModel, Engine]:
-        found = {engine.rank: (model, engine) for model in self._models.values() for engine in model.engines}
-        if rank not in found:
-            known = ", ".join(map(str, sorted(found)))
-            raise MembershipError(f"engine {rank}: there is none of that number (wanted: one of {known})")
-        return found[rank]
-
-    def _require_drainable(self, model: ServedModel, engine: Engine) -> None:
-        if engine.rank in self._to_drain or engine.state is EngineState.DRAINING:
-            raise MembershipError(f"{engine} is drained already")
-        if engine.state is not EngineState.SERVING:
-            raise MembershipError(f"{engine} is {engine.state.value} (wanted: one that is serving)")
-        if engine.kind != "regular":
-            raise MembershipError(f"{engine} is a {engine.kind} engine (wanted: a regular one)")
-        if engine.is_colocated:
-            raise MembershipError(
-                f"{engine} is on GPUs of the trainer, which would not become free (wanted: a run without "
-                "--colocate)"
-            )
-
-    def _require_others(self, ranks: Sequence[int]) -> None:
-        """
-        Raises:
-            MembershipError: no engine of a model would be left that serves now.
-        """
-        leaving = {*ranks, *self._to_drain}
-        for model in self._models.values():
-            serving = {engine.rank for engine in model.engines if engine.state is EngineState.SERVING}
-            asked = sorted(serving & set(ranks))
-            if asked and not serving - leaving:
-                raise MembershipError(
-                    f"engine {asked[-1]} is the last of model {model.name} that serves (wanted: at least one "
-                    "beside those that leave)"
-                )
 
     def _begin_drains(self) -> None:
         """Begins what has been asked for, unless an update is under way."""
@@ -275,9 +270,9 @@ class Membership:
         asked, self._to_drain = self._to_drain, {}
         for rank, seconds in asked.items():
             try:
-                model, engine = self._find(rank)
-                self._require_drainable(model, engine)
-                self._require_others([rank])
+                model, engine = engine_of(self._models, rank)
+                require_drainable(engine, self._to_drain)
+                require_others(self._models, [rank], self._to_drain)
             except MembershipError as error:  # something has befallen it, or others, in the update
                 logger.warning("engine %d is not drained: %s", rank, error)
                 continue
@@ -331,10 +326,3 @@ class Membership:
         with self._changed:
             while self._draining and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
-
-
-def refusal_of(config: FleetConfig) -> str:
-    """Why no engine may leave or join; empty if they may."""
-    if not config.engines.rollout_external:
-        return ""
-    return "--rollout-external-engine-addrs: the engines are somebody else's (wanted: engines of the run)"

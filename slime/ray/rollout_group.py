@@ -14,6 +14,7 @@ from slime.observability.run_log import RunLog
 from slime.ray.actor_classes import RolloutManager
 from slime.ray.beside import Beside
 from slime.ray.losses import RolloutSideLost, losses_named
+from slime.ray.members import KeptMembers
 from slime.ray.node import process_env, runtime_env
 from slime.ray.pending_rollout import Generated, PendingRollout
 from slime.ray.placement_group import Slots
@@ -51,7 +52,7 @@ class RolloutGroup:
         self._config, self._log, self._needs_offload = config, log, needs_offload
         self._slots, self._trainer_gpus = slots, trainer_gpus
         self._parallel_configs: dict[str, dict[str, int]] = {}
-        self._engines = ProcessWatch()
+        self._engines, self._members = ProcessWatch(), KeptMembers()
         self._restarts = self.starts = 0
         self._launches, self._earlier_launches = Counter[str](), Counter[str]()  # of engines, by policy
         self._state: DataState | None = None  # before the step under way
@@ -69,7 +70,7 @@ class RolloutGroup:
             ray.remote(RolloutManager)
             # Several calls at a time: a run can be watched and stopped while a rollout is under way.
             .options(num_cpus=1, num_gpus=0, max_concurrency=4, runtime_env=runtime_env(process_env()))
-            .remote(self._config, self._slots, self._trainer_gpus)
+            .remote(self._config, self._slots, self._trainer_gpus, self._members.now())
         )
         self._watch = ProcessWatch()
         self._watch.add("the rollout manager", self._manager)
@@ -171,7 +172,8 @@ class RolloutGroup:
                 self._find_engines()
 
     def _find_engines(self) -> None:
-        """Learns whose end has to be waited for, should the manager be lost."""
+        """Learns whose end has to be waited for, should the manager be lost, and who belongs to the fleet."""
+        self._members.take(self._call("ask_membership", "members"))
         self._engines = ProcessWatch()
         for name, location in self._call("engine_processes"):
             self._engines.add_process(name, location)
@@ -322,7 +324,7 @@ class RolloutGroup:
         """What the fleet's `Membership` answers; from any thread."""
         ref = self._manager.ask_membership.remote(method, *arguments)
         with losses_named(self._state is not None):
-            return wait_one(ref, f"rollout manager: engines: {method}", _FLEET_TIMEOUT)
+            return self._members.take(wait_one(ref, f"rollout manager: engines: {method}", _FLEET_TIMEOUT))
 
     def shutdown(self) -> None:
         """Stops engines and router; an unfinished rollout is lost."""

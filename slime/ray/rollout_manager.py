@@ -21,6 +21,7 @@ from slime.ray.addresses import with_addresses
 from slime.ray.beside import Beside, beside
 from slime.ray.evaluator import evaluated_samples, report_of
 from slime.ray.fleet_setup import fleet_of
+from slime.ray.members import Members
 from slime.ray.pending_rollout import Generated
 from slime.ray.placement_group import Slots
 from slime.ray.policies import policy_configs
@@ -31,7 +32,7 @@ from slime.rollout.answer_log import answer_log_for
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput, call_rollout_fn, describe
 from slime.rollout.checks import check_samples
 from slime.rollout.data_source import rollouts_of_run, rollouts_per_epoch
-from slime.rollout.data_state import DataState, state_now
+from slime.rollout.data_state import DataState, data_metrics, state_now
 from slime.rollout.generation import get_model_url
 from slime.rollout.trained import trained_samples
 from slime.training.conversion import flatten_samples
@@ -56,14 +57,16 @@ class RolloutManager:
     (``slime.training.conversion`` does).
     """
 
-    def __init__(self, config: RunConfig, slots: Slots, trainer_gpus: int) -> None:
+    def __init__(
+        self, config: RunConfig, slots: Slots, trainer_gpus: int, former: Members | None = None
+    ) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
         tell_hosts(config.rewards.allowed_hosts)
         # Before anything is made of them: data source, rollout functions and hooks learn the same.
         engines = config.engines
         config = with_addresses(config) if engines.served_models or engines.rollout_external else config
-        self._fleet = fleet_of(config, slots, trainer_gpus)
+        self._fleet = fleet_of(config, slots, trainer_gpus, former)
         self._rollout_fn = load_function(config.rollout.rollout_function_path)
         self._eval_fn = load_function(config.evaluation.eval_function_path)
         self._data_source = load_function(config.data.data_source_path)(config.flat)
@@ -150,7 +153,7 @@ class RolloutManager:
         with self._spans.measure("convert", rollout=rollout_id):
             shards, of_batch = self._to_train_shards(of_policies)
         unsaved = self._save_state(rollout_id)
-        metrics |= of_batch | self._data_metrics() | self._fleet.metrics()
+        metrics |= of_batch | data_metrics(self._data_source) | self._fleet.metrics()
         metrics |= take_logged("rollout", "train")
         if self._answers is not None:
             metrics |= self._answers.end(self._data_source)
@@ -173,9 +176,9 @@ class RolloutManager:
         """Name and place of processes that hold memory, and are not gone as soon as this one is."""
         return self._fleet.processes()
 
-    def ask_membership(self, method: str, *arguments: Any) -> Any:
-        """What the fleet's `Membership` answers."""
-        return getattr(self._fleet.membership, method)(*arguments)
+    def ask_membership(self, method: str, *arguments: Any) -> tuple[Any, Members]:
+        """What the fleet's `Membership` answers, and who belongs to the fleet from then on."""
+        return self._fleet.membership.ask(method, *arguments)
 
     def eval(self, rollout_id: int) -> tuple[dict[str, Any], list[Span]]:
         """Evaluates every data set of ``--eval-prompt-data`` or ``--eval-config``.
@@ -323,11 +326,6 @@ class RolloutManager:
 
     def _taken(self, spans: SpanList, samples: list[Sample]) -> list[Span]:
         return [*spans.take(), *sample_spans(samples)] if self._config.debug.trace else []
-
-    def _data_metrics(self) -> dict[str, int]:
-        """What a data source of ours says about its prompts."""
-        metrics = getattr(self._data_source, "data_metrics", None)
-        return metrics() if metrics else {}
 
     def _save_state(self, rollout_id: int) -> str | None:
         """Saves the data position with the rollout whose checkpoint will need it; why that failed, if it did.

@@ -141,10 +141,10 @@ class ServedModel:
         """Whether another one may take its place at once: it needs no weights and no GPU of the trainer's."""
         return not self.takes_updates and not engine.is_colocated
 
-    def launch(self) -> None:
-        """Begins to start all engines, then starts the router."""
+    def launch(self, ranks: Collection[int] | None = None) -> None:
+        """Begins to start all engines, or those of these numbers, then starts the router."""
         for group in self._groups:
-            group.launch()
+            group.launch(ranks)
         self.router = self._start_router()
 
     def replace_gone(self) -> list[Engine]:

@@ -22,6 +22,12 @@ def state_now(source: Any) -> DataState | None:
     return state
 
 
+def data_metrics(source: Any) -> dict[str, int]:
+    """What a data source of ours says about its prompts."""
+    metrics = getattr(source, "data_metrics", None)
+    return metrics() if metrics else {}
+
+
 def state_path(directory: str, rollout_id: int) -> Path:
     """Returns where the state after a rollout lies under a ``--save`` directory."""
     return Path(directory) / "rollout" / f"global_dataset_state_dict_{rollout_id}.pt"

@@ -1,6 +1,8 @@
 """Engines join a run that goes on, and others leave it."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import httpx
@@ -16,16 +18,23 @@ def test_an_engine_joins_a_run_that_goes_on_and_the_first_one_leaves_it(
     start, gate, rl_flags, tmp_path: Path, capsys
 ) -> None:
     """The second rollout is held while an engine starts, which serves with the next weights, and the third
-    while the first engine leaves: with requests under way, or between them.
+    while the first engine leaves: with requests under way, or between them. Then its manager is killed, and
+    the next one has the engine that joined, and it alone.
     """
     save, second, third = tmp_path / "run", gate(24), gate(40)
     flags = ["--rollout-spare-gpus", 1, "--num-rollout", 3, "--save", save, "--save-interval", 3]
-    flags += ["--check-weight-checksums", "--custom-rm-path", "tests.e2e.plugins.waiting_reward"]
+    flags += [
+        "--use-fault-tolerance",
+        "--check-weight-checksums",
+        "--custom-rm-path",
+        "tests.e2e.plugins.waiting_reward",
+    ]
     run = start([*rl_flags, *flags])
 
     def states() -> dict[int, str]:
         capsys.readouterr()
-        assert main(["engines", "list", str(save), "--json"]) == 0
+        if main(["engines", "list", str(save), "--json"]):
+            return {}  # the rollout side is lost
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         urls.update({row["rank"]: row["url"] for row in rows})
         return {row["rank"]: row["state"] for row in rows}
@@ -44,6 +53,9 @@ def test_an_engine_joins_a_run_that_goes_on_and_the_first_one_leaves_it(
     assert len(run.engines()) == 1 and states() == {0: "free", 1: "serving"}
     assert main(["engines", "drain", str(save), "1"]) == 1
     assert "engine 1 is the last of model default that serves" in capsys.readouterr().err
+    os.kill(run.pid_of("ray::RolloutManager"), signal.SIGKILL)
+    run.wait_for(lambda: "the rollout side is started again" in run.output, "the loss of the manager")
+    run.wait_for(lambda: states() == {0: "free", 1: "serving"}, "the next manager")
     third.touch()
     run.expect_success()
     rows = run.rows("rollout")

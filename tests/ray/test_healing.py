@@ -11,6 +11,7 @@ import pytest
 from slime.ray import asynchronous, healing, rollout_group
 from slime.ray.healing import Healing
 from slime.ray.losses import RanksLost, RolloutSideLost
+from slime.ray.members import Members
 from slime.ray.pending_rollout import Generated, PendingRollout
 from slime.ray.policy_groups import PolicyGroups
 from slime.ray.rollout_group import MANAGER_RESTARTS, RolloutGroup
@@ -401,6 +402,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> RolloutGroup:
     monkeypatch.setattr(rollout_group, "ProcessWatch", MagicMock())
     monkeypatch.setattr(rollout_group, "wait_one", lambda ref, what, *_: answer(what))
     answers: dict[str, Any] = {"num_rollout": 3, "notices": [], "engine_processes": [], "offload": None}
+    answers["ask_membership"] = None, members_of(0)
 
     def answer(what: str) -> Any:
         found = answers.get(what.rpartition(": ")[2])
@@ -413,6 +415,10 @@ def group(monkeypatch: pytest.MonkeyPatch) -> RolloutGroup:
     group.answers = answers  # type: ignore[attr-defined]
     group.wait_ready()
     return group
+
+
+def members_of(number: int, *places: int) -> Members:
+    return Members(number, frozenset(places), frozenset(), {})
 
 
 def log_of_phases() -> Any:
@@ -478,6 +484,25 @@ def test_a_new_manager_goes_on_from_the_data_before_the_step(group: Any) -> None
     group.end_step()
     group.restart(RolloutSideLost("lost"))
     assert ("restore", {"sample_offset": 8}) in restored
+
+
+def test_a_new_manager_is_told_who_belonged_to_the_fleet(group: Any) -> None:
+    """As it was after the last update, or when somebody asked the fleet for something since."""
+    told = lambda: rollout_group.ray.remote.return_value.options.return_value.remote.call_args.args[3]  # type: ignore[attr-defined]
+    assert told() is None
+    group.answers["data_state"] = {"sample_offset": 4}
+    group.answers["ask_membership"] = None, members_of(1, 0, 1)
+    group.keep_state()
+    group.restart(RolloutSideLost("lost"))
+    assert told() == members_of(1, 0, 1)
+    group.answers["drain"] = "done", members_of(2, 1)
+    assert group.ask_fleet("drain", [0], 60.0) == "done"
+    group.restart(RolloutSideLost("lost"))
+    assert told() == members_of(2, 1)
+    group.answers["ask_membership"] = None, members_of(3, 1, 2)
+    group.weights_updated(7)
+    group.restart(RolloutSideLost("lost"))
+    assert told() == members_of(3, 1, 2)
 
 
 def test_a_rollout_has_an_answer_for_each_shard_and_tells_what_could_not_be_saved(group: Any) -> None:

@@ -13,6 +13,7 @@ from slime.observability import logging_utils, silent_rollouts
 from slime.ray import addresses
 from slime.ray.rollout_manager import RolloutManager
 from slime.rollout.base_types import RolloutFnEvalOutput
+from slime.rollout.data_state import data_metrics
 from slime.rollout.ledger import Ledger
 from slime.utils.types import Sample
 from tests.run_args import config_with, run_args
@@ -189,9 +190,9 @@ def test_a_recording_changes_no_books(flags: dict[str, Any]) -> None:
 def test_what_is_to_be_said_about_the_data_is_passed_on(flags: dict[str, Any]) -> None:
     booked = RolloutManager(config_with(**{**flags, "data_source_path": f"{__name__}.Booked"}), [], 0)  # type: ignore[arg-type]
     assert booked.notices() == ["3 of 13 prompts are too long"]
-    assert booked._data_metrics() == {"rollout/dropped/prompts_too_long": 3}
+    assert data_metrics(booked._data_source) == {"rollout/dropped/prompts_too_long": 3}
     silent = RolloutManager(config_with(**flags), [], 0)  # type: ignore[arg-type]
-    assert (silent.notices(), silent._data_metrics()) == ([], {})
+    assert (silent.notices(), data_metrics(silent._data_source)) == ([], {})
 
 
 class OnFullDisk(Source):

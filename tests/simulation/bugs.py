@@ -7,16 +7,18 @@ with planted("a group is given out twice"):
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slime.backends.sglang_utils.client import EngineClient
 from slime.backends.sglang_utils.router import RouterProcess
-from slime.ray import engine_starts
+from slime.ray import engine_starts, membership
 from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_group import EngineGroup
+from slime.ray.engine_starts import EngineStarts
 from slime.ray.engine_watch import EngineWatch
 from slime.ray.fleet import Fleet
+from slime.ray.members import KeptMembers, Members
 from slime.ray.membership import Membership
 from slime.ray.pending_rollout import PendingRollout
 from slime.ray.rollout_group import RolloutGroup
@@ -337,6 +339,28 @@ def _still_routed(real: Any) -> Any:
     return drain
 
 
+def _with_those_that_leave(real: Any) -> Any:
+    def members(self: Membership) -> Members:
+        engines = [engine for model in self._models.values() for engine in model.engines]
+        return replace(real(self), places=frozenset(engine.rank for engine in engines))
+
+    return members
+
+
+def _without_joiners(real: Any) -> Any:
+    def members(self: Membership) -> Members:
+        return replace(real(self), joining=frozenset())
+
+    return members
+
+
+def _without_notices(real: Any) -> Any:
+    def members(self: Membership) -> Members:
+        return replace(real(self), notices={})
+
+    return members
+
+
 BUGS: dict[str, tuple[Bug, ...]] = {
     "an engine is admitted before it has weights": (Bug(Fleet, "_replace_gone", _admitted_too_early),),
     "an engine that joins serves the weights that it was started with": (
@@ -344,7 +368,7 @@ BUGS: dict[str, tuple[Bug, ...]] = {
         Bug(Fleet, "admit", _without_looking_at_versions),
     ),
     "an engine starts before its predecessor has ended": (
-        Bug(Fleet, "_await_ends", _nothing),
+        Bug(EngineStarts, "await_ends", _nothing),
         Bug(EngineGroup, "replace_gone", _dead_or_gone),
     ),
     "a dead engine stays in the router": (Bug(ServedModel, "dismiss", _nothing),),
@@ -391,8 +415,16 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "a new rollout manager goes back to the data of the first step": (
         Bug(RolloutGroup, "end_step", _nothing),
     ),
+    "a new rollout manager starts the engines of the first one": (Bug(KeptMembers, "now", _nothing),),
+    "a new rollout manager starts engines that were leaving": (
+        Bug(Membership, "members", _with_those_that_leave),
+    ),
+    "a new rollout manager forgets who was about to join": (Bug(Membership, "members", _without_joiners),),
+    "a new rollout manager forgets which places are taken away": (
+        Bug(Membership, "members", _without_notices),
+    ),
     "a rollout that its manager did not finish is waited for": (Bug(PendingRollout, "lose", _nothing),),
-    "the last engine may leave": (Bug(Membership, "_require_others", _nothing),),
+    "the last engine may leave": (Bug(membership, "require_others", _nothing),),
     "engines leave within an update": (Bug(Membership, "begin_update", _nothing),),
     "an engine that leaves stays in the router": (Bug(Membership, "_drain", _still_routed),),
     "an engine that has left is still one of the fleet": (Bug(ServedModel, "let_go", _nothing),),

@@ -227,7 +227,7 @@ class Simulation:
         """What runs in the process of the rollout manager ends with it, and the next one begins anew."""
         if actor.name.startswith(MANAGER):
             self.left_behind = [engine for engine in self.engines if engine.alive]
-            self.operator.asked, self.operator.notices = set(), {}
+            self.rules.manager_ended()
             self.world.kill("manager loop")
             self.modules.forget_loop()
             reset_process()
@@ -237,6 +237,7 @@ class Simulation:
         self._first, self._first_engine, self.rollout = len(self.ray.actors), len(self.engines), None
         self.modules.forget_loop()
         self.gloo.__init__(self)  # type: ignore[misc]
+        self.operator.forget()
         reset_process()
         found = self.disk.checkpoint()
         if found is None:

@@ -40,6 +40,11 @@ class Rules:
         self.held = -1
         self._issued, self._begun = 0, 0.0
         self._gone = 0  # filtered and dropped before the last start
+        self._members: set[int] = set()  # numbers of the engines that served after the last update
+        # Numbers of engines that another rollout manager has to start, and of those that it must not.
+        self._wanted: set[int] = set()
+        self.unwanted: set[int] = set()
+        self._started: set[int] = set()
 
     def _broken(self, message: str) -> Violation:
         """Ends the history, whoever catches the error that is returned."""
@@ -135,6 +140,25 @@ class Rules:
                 )
 
         self._look_at_router({engine.url for engine in serving})
+        self._members = {engine.rank for engine in serving}
+
+    def manager_ended(self) -> None:
+        """The rollout manager has died, and its engines die now."""
+        operator = self._sim.operator
+        alive = {engine.rank for engine in self._sim.engines if engine.alive}
+        self._wanted = (self._members | (operator.joining & alive)) - operator.asked
+        self._started, self._members, self.unwanted = set(), set(), set(operator.left)
+
+    def _look_at_members(self) -> None:
+        """Another rollout manager has started whoever belonged to the fleet of the one before."""
+        operator = self._sim.operator
+        if forgotten := self._wanted - self._started - operator.asked:
+            raise self._broken(f"a new rollout manager has forgotten the engines {sorted(forgotten)}")
+        free = {row.rank for row in self._sim.fleet.membership.rows() if row.state == "free"}
+        away = {rank for rank, end in operator.notices.items() if end > self._sim.world.now}
+        if free & away:
+            raise self._broken(f"a new rollout manager offers places that are taken away: {free & away}")
+        operator.asked, self.unwanted = set(), set()
 
     def _look_at_places(self) -> None:
         """No place has two engines, and whoever could join the update did."""
@@ -170,6 +194,9 @@ class Rules:
             raise self._broken(f"engine {rank} starts while {left[0]!r} has its GPUs")
         if self._sim.world.now < self._sim.operator.notices.get(rank, 0.0):
             raise self._broken(f"engine {rank} starts on a place that is to be taken away")
+        if rank in self.unwanted:
+            raise self._broken(f"a new rollout manager starts engine {rank}, which had left")
+        self._started.add(rank)
 
     def router_starts(self) -> None:
         """A router starts; its address has to be free."""
@@ -269,6 +296,7 @@ class Rules:
 
         With train_async.py after the last batch that the driver has.
         """
+        self._look_at_members()
         stepped = max((rollout for rollout, _ in self.stepped), default=-1)
         self._go_on(self.held if self._sim.plan.asynchronous else stepped, state)
 
@@ -285,6 +313,7 @@ class Rules:
         """All processes have ended, and a run goes on after this rollout, with this version."""
         self.committed = self.sending = version
         self.source = None
+        self._members, self._wanted, self.unwanted = set(), set(), set()
         self.loaded(rollout_id)
 
     def look(self) -> None:

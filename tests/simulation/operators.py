@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slime.ray.engine import MembershipError
+from slime.ray.engine import EngineState, MembershipError
 from slime.ray.losses import RolloutSideLost
 from slime.ray.membership import Membership
+from slime.ray.served_model import ServedModel
 from slime.ray.waiting import DeadlineExceeded, ProcessDied
 
 _NOT_NOW = (MembershipError, RolloutSideLost, ProcessDied, DeadlineExceeded)
@@ -21,14 +22,22 @@ class Operator:
             ended though nothing has befallen it.
         drained: how many of them there were.
         notices: by number, until when no engine may start in the place of one that was asked to leave.
+        left: numbers of engines of which the operator was told that they leave.
+        joining: the same of those that join; they may serve by now.
         added: how many engines were started to join.
     """
 
     def __init__(self, sim: Any) -> None:
         self._sim = sim
+        self.drained = self.added = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """The run is another one from now on."""
         self.asked: set[int] = set()
         self.notices: dict[int, float] = {}
-        self.drained = self.added = 0
+        self.left: set[int] = set()
+        self.joining: set[int] = set()
 
     def begin(self) -> None:
         """Sets the times."""
@@ -48,6 +57,7 @@ class Operator:
         except _NOT_NOW as error:
             world.note(f"nobody joins: {str(error).splitlines()[-1][:100]}")
             return
+        self.joining |= {*ranks}
         world.note(f"engines {ranks} are asked to join")
 
     def _drain(self) -> None:
@@ -63,6 +73,7 @@ class Operator:
         except _NOT_NOW as error:
             world.note(f"nobody is drained: {str(error).splitlines()[-1][:100]}")
             return
+        self.left.add(rank)
         if notice:
             self.notices[rank] = began + notice
         world.note(f"engine {rank} is asked to leave")
@@ -72,10 +83,18 @@ class Operator:
         that is.
         """
         self.asked |= {*ranks}
+        self.joining -= {*ranks}
         others = [engine for engine in self._sim.serving() if engine.rank not in ranks]
         servers = [self._sim.network.servers[engine.url] for engine in others]
         if others and not any(server.alive and not server.hung for server in servers):
             self._sim.faults.excuse = "the last engine that was well is drained, beside one that is not"
+
+    def are_to_join(self, ranks: Sequence[int]) -> None:
+        """Engines start on places that others may have left."""
+        self.added += len(ranks)
+        self.left -= {*ranks}
+        self.asked -= {*ranks}
+        self._sim.rules.unwanted -= {*ranks}
 
 
 class WatchedMembership(Membership):
@@ -88,7 +107,13 @@ class WatchedMembership(Membership):
         super().drain(ranks, seconds, notice)
         self.sim.operator.drained += len(ranks)
 
-    def add(self, count: int, name: str = "") -> list[int]:
-        ranks = super().add(count, name)
-        self.sim.operator.added += len(ranks)
-        return ranks
+    def _begin_joins(self, model: ServedModel, ranks: Sequence[int]) -> None:
+        if not self._starts_again:  # else they were asked to join before
+            self.sim.operator.are_to_join(ranks)
+        super()._begin_joins(model, ranks)
+
+    def _begin_drains(self) -> None:
+        super()._begin_drains()
+        engines = [engine for model in self._models.values() for engine in model.engines]
+        stay = {engine.rank for engine in engines if engine.state is not EngineState.DRAINING}
+        self.sim.operator.left -= stay - self._to_drain.keys()

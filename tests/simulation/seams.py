@@ -31,7 +31,9 @@ UNDER_SIMULATION = (
     "slime.ray.fleet",
     "slime.ray.engine_starts",
     "slime.ray.engine_requests",
+    "slime.ray.members",
     "slime.ray.membership",
+    "slime.ray.membership_checks",
     "slime.ray.registration",
     "slime.ray.served_model",
     "slime.ray.engine_group",
@@ -122,7 +124,7 @@ def names_of(sim: Any) -> dict[str, Any]:
         for module in (
             *("slime.ray.fleet", "slime.ray.engine_watch", "slime.ray.waiting", "slime.ray.rollout_manager"),
             *("slime.ray.served_model", "slime.ray.engine_starts", "slime.ray.membership"),
-            *("slime.ray.engine_scaling", "slime.ray.registration"),
+            *("slime.ray.engine_scaling", "slime.ray.registration", "slime.ray.members"),
             *("slime.backends.sglang_utils.client", "slime.backends.sglang_utils.server_control"),
             *("slime.backends.sglang_utils.router", "slime.processes.silence"),
             *("tenacity", "tenacity.nap"),
@@ -132,7 +134,7 @@ def names_of(sim: Any) -> dict[str, Any]:
         f"slime.ray.{module}.threading": modules.threading
         for module in (
             *("fleet", "engine_watch", "engine", "served_model", "engine_starts", "engine_group"),
-            *("membership", "spawned_engines", "engine_scaling"),
+            *("members", "membership", "spawned_engines", "engine_scaling"),
         )
     }
     rays = {
