@@ -5,15 +5,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from slime.chaos.faults import Kind, strike
+from slime.chaos.faults import DEFAULT_KINDS, Kind, strike
 from slime.chaos.supervised import StartedRun
-from slime.chaos.victims import RunProcesses
+from slime.chaos.victims import DRIVER, RunProcesses
 
 LOOK_S = 0.2
 LONGEST_DELAY_S = 20.0
 """Seconds in which a fault strikes that does not wait until the run has got on."""
 FIRST_STEP_S = 5.0
 """Within this, or the time of the shortest step if that is less, strikes one that does."""
+ENDS_THE_RUN = DRIVER, Kind.TERM
+"""By this whoever has started a run ends it, for good."""
 _WHILE_IT_RECOVERS = 0.2
 """How often the next fault does not wait until the run has got on."""
 
@@ -31,7 +33,7 @@ class Plan:
 
     faults: int = 5
     seed: int = 0
-    kinds: tuple[Kind, ...] = (Kind.KILL, Kind.STOP, Kind.PAUSE)
+    kinds: tuple[Kind, ...] = DEFAULT_KINDS
     roles: tuple[str, ...] = ()
     stuck_after_s: float = 600.0
 
@@ -115,7 +117,7 @@ class Disturbance:
         kind = self._random.choice(self._plan.kinds)
         where = self._random.random(), self._random.random()
         while self._run.status is None and not self._is_stuck():
-            for role, pid in _chosen(self._allowed(), *where):
+            for role, pid in _chosen(self._allowed(kind), *where):
                 before = self._run.restarts()
                 if strike(kind, pid):
                     at = time.monotonic() - self._run.started
@@ -126,11 +128,11 @@ class Disturbance:
             self._look()
         return False
 
-    def _allowed(self) -> dict[str, list[int]]:
+    def _allowed(self, kind: Kind) -> dict[str, list[int]]:
         return {
             role: pids
             for role, pids in self._processes.roles().items()
-            if not self._plan.roles or role in self._plan.roles
+            if (not self._plan.roles or role in self._plan.roles) and (role, kind) != ENDS_THE_RUN
         }
 
     def _note_progress(self) -> None:

@@ -19,6 +19,17 @@ class Kind(StrEnum):
     """Sends SIGSTOP: the process lives and never answers again, as one that hangs."""
     PAUSE = "pause"
     """Stops the process for 3 seconds, as on a machine that swaps: nothing should come of it."""
+    TERM = "term"
+    """Sends SIGTERM, as a scheduler that wants its machine back: the process may put its things away."""
+
+
+DEFAULT_KINDS = Kind.KILL, Kind.STOP, Kind.PAUSE
+_SIGNALS = {
+    Kind.KILL: signal.SIGKILL,
+    Kind.STOP: signal.SIGSTOP,
+    Kind.PAUSE: signal.SIGSTOP,
+    Kind.TERM: signal.SIGTERM,
+}
 
 
 def strike(kind: Kind, pid: int) -> bool:
@@ -26,7 +37,7 @@ def strike(kind: Kind, pid: int) -> bool:
     if kind is Kind.PAUSE:
         _will_wake(pid)
     try:
-        os.kill(pid, signal.SIGKILL if kind is Kind.KILL else signal.SIGSTOP)
+        os.kill(pid, _SIGNALS[kind])
     except ProcessLookupError:
         return False
     return True

@@ -17,12 +17,13 @@ ROLES: Mapping[str, Callable[[str], bool]] = {
     ),
     "router": lambda command: command.startswith("sglang::router") or " -m slime.router " in command,
     "trainer rank": lambda command: command.startswith("ray::TrainRayActor"),
+    "standby": lambda command: command.startswith("ray::StandbyRank"),
     "rollout manager": lambda command: command.startswith("ray::RolloutManager"),
     "engine actor": lambda command: command.startswith("ray::EngineActor"),
     "raylet": lambda command: "raylet/raylet" in command.partition(" ")[0],
     "gcs": lambda command: "gcs/gcs_server" in command.partition(" ")[0],
 }
-"""Who may be struck, beside the driver: by the command line."""
+"""Who may be struck, beside the driver: by the command line. A standby may have become a rank by now."""
 DRIVER = "driver"
 # What takes others down with the run: without it nothing that is left could be blamed on the run.
 _GUARDS = ("slime/processes/supervisor.py", "slime/processes/reaper.py")

@@ -15,8 +15,8 @@ import psutil
 
 from slime.arguments.core.config_files import expand
 from slime.arguments.core.errors import UsageError
-from slime.chaos.disturbance import Disturbance, Outcome, Plan
-from slime.chaos.faults import Kind
+from slime.chaos.disturbance import ENDS_THE_RUN, Disturbance, Outcome, Plan
+from slime.chaos.faults import DEFAULT_KINDS, Kind
 from slime.chaos.report import Findings, as_json, page
 from slime.chaos.supervised import StartedRun
 from slime.chaos.twins import differences, missing_steps
@@ -78,7 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--faults", type=int, default=_FAULTS, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of kinds, victims and moments")
     parser.add_argument(
-        "--kinds", default=",".join(Kind), help="which faults there are (default: %(default)s)"
+        "--kinds",
+        default=",".join(DEFAULT_KINDS),
+        help=f"which faults there are, of {', '.join(Kind)} (default: %(default)s)",
     )
     everybody = ",".join((DRIVER, *ROLES))
     parser.add_argument("--victims", default="", help=f"who is struck, of {everybody} (default: everybody)")
@@ -106,6 +108,8 @@ def _plan(asked: argparse.Namespace) -> Plan:
             raise UsageError(f"{option}: found {unknown[0]!r} (wanted: of {', '.join(known)})")
     if not kinds:
         raise UsageError(f"--kinds: found none (wanted: of {', '.join(Kind)})")
+    if [(role, kind) for role in roles for kind in kinds] == [ENDS_THE_RUN]:
+        raise UsageError("--kinds term --victims driver: ends the run (wanted: other victims, or kinds)")
     if asked.faults < 1:
         raise UsageError(f"--faults: found {asked.faults} (wanted: 1 or more)")
     if not asked.stuck_after > 0:

@@ -41,6 +41,12 @@ def test_a_killed_process_dies(victim):
     assert not strike(Kind.KILL, victim.pid)
 
 
+def test_a_process_that_is_told_to_end_may_do_so_itself(victim):
+    assert strike(Kind.TERM, victim.pid)
+    assert victim.wait(60) == -15
+    assert not strike(Kind.TERM, victim.pid)
+
+
 def test_a_stopped_process_stays_stopped_and_a_paused_one_goes_on(victim, monkeypatch):
     monkeypatch.setattr(faults, "PAUSE_S", 0.2)
     assert strike(Kind.STOP, victim.pid)

@@ -14,6 +14,7 @@ TITLES = {
     "router": "sglang::router",
     "trainer rank": "ray::TrainRayActor.train",
     "rollout manager": "ray::RolloutManager",
+    "standby": "ray::StandbyRank",
     "engine actor": "ray::EngineActor",
     "raylet": "/site-packages/ray/core/src/ray/raylet/raylet",
     "gcs": "/site-packages/ray/core/src/ray/gcs/gcs_server",

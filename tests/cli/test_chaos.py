@@ -151,7 +151,8 @@ def test_a_twin_that_fails_is_no_twin(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("own", "flags", "error"),
     [
-        (["--kinds", "kill,burn"], FLAGS, "--kinds: found 'burn' (wanted: of kill, stop, pause)"),
+        (["--kinds", "kill,burn"], FLAGS, "--kinds: found 'burn' (wanted: of kill, stop, pause, term)"),
+        (["--kinds", "term", "--victims", "driver"], FLAGS, "--kinds term --victims driver: ends the run"),
         (["--kinds", ","], FLAGS, "--kinds: found none"),
         (["--victims", "cook"], FLAGS, "--victims: found 'cook' (wanted: of driver, engine, router"),
         (["--faults", "0"], FLAGS, "--faults: found 0 (wanted: 1 or more)"),
