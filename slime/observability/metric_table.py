@@ -189,7 +189,11 @@ METRICS: dict[str, tuple[Metric, ...]] = {
             "far below 1",
         ),
         Metric(
-            "perf/{,effective_}tokens_per_gpu_per_sec", "generated; trained ones alone", "tokens/s", "GPU", ""
+            "perf/{,effective_}tokens_per_gpu_per_sec",
+            "generated; trained ones alone. GPUs that engines have when the rollout begins",
+            "tokens/s",
+            "GPU",
+            "",
         ),
         Metric(
             "perf/longest_{,effective_}sample_tokens_per_sec{,_without_non_generation}",

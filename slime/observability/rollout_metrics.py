@@ -34,16 +34,18 @@ def rollout_log_metrics(
     samples: Sequence[Sample],
     extra_metrics: Mapping[str, Any] | None,
     rollout_time: float,
+    gpus: int | None = None,
 ) -> dict[str, Any]:
     """All metrics of one training rollout, under their full names (``rollout/...``, ``perf/...``).
 
-    ``rollout_time`` is in seconds. Empty when ``--custom-rollout-log-function-path`` did the logging.
+    ``rollout_time`` is in seconds, ``gpus`` as below. Empty when ``--custom-rollout-log-function-path`` did
+    the logging.
     """
     hook = config.rollout.custom_rollout_log_function_path
     if hook and _logged_by(hook, rollout_id, config.flat, samples, extra_metrics, rollout_time):
         return {}
     perf = {"rollout_time": rollout_time} | compute_perf_metrics_from_samples(
-        config.cluster, samples, rollout_time
+        config.cluster, samples, rollout_time, gpus
     )
     metrics = {
         **(extra_metrics or {}),
@@ -277,9 +279,9 @@ def _rewards(config: MetricsConfig, samples: Sequence[Sample]) -> list[Any]:
 
 
 def compute_perf_metrics_from_samples(
-    args: ClusterConfig, samples: Sequence[Sample], rollout_time: float
+    args: ClusterConfig, samples: Sequence[Sample], rollout_time: float, gpus: int | None = None
 ) -> dict[str, float]:
-    """Generation speed; ``rollout_time`` in seconds.
+    """Generation speed; ``rollout_time`` in seconds, ``gpus`` of the engines, by default those of the flags.
 
     Tokens that samples had before this rollout do not count. "effective" counts trained tokens only, leaving
     out tool results and masked turns.
@@ -288,7 +290,7 @@ def compute_perf_metrics_from_samples(
     metrics: dict[str, float] = {}
     if max(outside) > 0:
         metrics |= dict_add_prefix(compute_statistics(outside), "non_generation_time/")
-    gpus = args.rollout_num_gpus
+    gpus = args.rollout_num_gpus if gpus is None else gpus
     new = [slice(sample.metadata.get(EARLIER_TOKENS, 0), sample.response_length) for sample in samples]
     lengths = [max(0, tokens.stop - tokens.start) for tokens in new]
     metrics |= _token_rates(lengths, outside, rollout_time, gpus, "")

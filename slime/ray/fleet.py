@@ -54,18 +54,16 @@ class Fleet:
     ) -> None:
         self._config = config
         self.models = {model.name: model for model in models}
+        faults, starts = config.fault_tolerance, config.cluster.engine_startup_timeout
         times = WatchTimes(
-            interval=config.fault_tolerance.rollout_health_check_interval,
-            timeout=config.fault_tolerance.rollout_health_check_timeout,
-            first_wait=config.fault_tolerance.rollout_health_check_first_wait,
-            hang=config.fault_tolerance.rollout_engine_hang_timeout,
+            interval=faults.rollout_health_check_interval,
+            timeout=faults.rollout_health_check_timeout,
+            first_wait=faults.rollout_health_check_first_wait,
+            hang=faults.rollout_engine_hang_timeout,
         )
-        self._watch = EngineWatch(
-            models, times, tolerant=config.fault_tolerance.use_fault_tolerance, on_gone=self._restart_alone
-        )
-        starts = config.cluster.engine_startup_timeout
-        silence = times.timeout if config.fault_tolerance.use_fault_tolerance else times.hang
-        limits = {"start_timeout": starts, "silence": silence}
+        tolerant = faults.use_fault_tolerance
+        self._watch = EngineWatch(models, times, tolerant=tolerant, on_gone=self._restart_alone)
+        limits = {"start_timeout": starts, "silence": times.timeout if tolerant else times.hang}
         self.membership = Membership(self.models, refusal_of(config), **limits, former=former)
         self._scaling = EngineScaling(config.engines, models, self.membership)
         self._replacing = threading.Lock()
@@ -78,6 +76,12 @@ class Fleet:
     def urls(self) -> list[str]:
         """The URLs of all living engines."""
         return [engine.url for model in self.models.values() for engine in model.living]
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs all engines have, the dead ones among them."""
+        engines = [engine for model in self.models.values() for engine in model.engines]
+        return sum(engine.endpoint.num_gpus for engine in engines if engine.has_started)
 
     def answering(self) -> int:
         """How many engines of the first model, or of all policies, serve now."""

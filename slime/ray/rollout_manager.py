@@ -131,6 +131,7 @@ class RolloutManager:
         start = time.monotonic()
         clock.ahead = updates_ahead
         self._fleet.begin_rollout(rollout_id)
+        gpus = self._fleet.gpus or None
         if self._answers is not None:
             self._answers.begin(rollout_id, self._data_source)
         with self._spans.measure("rollout", rollout=rollout_id):
@@ -149,7 +150,7 @@ class RolloutManager:
         of_policies = self._of_policies(trained)
         for name, own in of_policies.items():
             self._policies[name].check_batch(describe(self._rollout_fn), own)
-        metrics = rollout_log_metrics(rollout_id, self._config, trained, output.metrics, seconds)
+        metrics = rollout_log_metrics(rollout_id, self._config, trained, output.metrics, seconds, gpus)
         with self._spans.measure("convert", rollout=rollout_id):
             shards, of_batch = self._to_train_shards(of_policies)
         unsaved = self._save_state(rollout_id)

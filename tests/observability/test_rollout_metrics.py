@@ -123,6 +123,17 @@ def test_speed_counts_the_tokens_of_this_rollout():
     assert perf["longest_sample_tokens_per_sec"] == 3 / 2.0
 
 
+def test_speed_by_gpu_is_of_those_that_engines_have():
+    samples = [make_sample(0, 1.0, length=8)]
+    rates = [
+        compute_perf_metrics_from_samples(make_args(), samples, 2.0, gpus)["tokens_per_gpu_per_sec"]
+        for gpus in (None, 4)
+    ]
+    assert rates == [8 / 2.0 / 2, 8 / 2.0 / 4]
+    found = rollout_log_metrics(0, run_config(make_args()), samples, {}, 2.0, 4)
+    assert found["perf/tokens_per_gpu_per_sec"] == rates[1]
+
+
 def test_rollout_metrics_carry_their_full_names():
     metrics = rollout_log_metrics(
         0, run_config(make_args()), [make_sample(0, 1.0)], {"rollout/dynamic_filter/drop_x": 3}, 2.0

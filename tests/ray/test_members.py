@@ -63,7 +63,7 @@ def test_those_that_have_joined_are_there_again_and_those_that_have_left_are_not
     wait_until(lambda: states(fleet)[1] == "free")
     fleet.membership.add(1)  # takes place 1
     wait_until(lambda: states(fleet)[1] == READY)
-    assert states(fleet) == ["serving", READY, "serving", "serving", "free"]
+    assert states(fleet) == ["serving", READY, "serving", "serving", "free"] and fleet.gpus == 3
 
     again, cluster = make(fleet.membership.members())
     wait_until(lambda: states(again)[1] == READY)
@@ -71,7 +71,7 @@ def test_those_that_have_joined_are_there_again_and_those_that_have_left_are_not
     assert cluster.routed == ["http://engine0", "http://engine2", "http://engine3"]
     assert again.metrics()["fleet/default/engines"] == 3
     update(again)
-    assert "http://engine1" in cluster.routed and states(again)[1] == "serving"
+    assert "http://engine1" in cluster.routed and states(again)[1] == "serving" and again.gpus == 4
 
 
 def test_without_a_fleet_before_it_the_flags_say_who_starts(make: Make) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from slime.arguments.validate.served_models import ModelConfig, ServerGroupConfig
 from slime.observability import logging_utils, silent_rollouts
-from slime.ray import addresses
+from slime.ray import addresses, rollout_manager
+from slime.ray.fleet import Fleet
 from slime.ray.rollout_manager import RolloutManager
 from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.rollout.data_state import data_metrics
@@ -239,6 +240,17 @@ def test_lists_of_a_rollout_function_are_its_groups_where_it_names_none(flags: d
     assert told.metrics["rollout/own"] == 0.5 and "rollout/step" not in told.metrics
     assert told.spans == [] and told.data_state is None
     assert [sample.group_index for sample in seen] == [0, 0, 0, 1, 1]
+
+
+def test_rates_are_of_the_gpus_that_engines_have_when_the_rollout_begins(
+    flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+    monkeypatch.setattr(rollout_manager, "rollout_log_metrics", lambda *told: given.append(told[-1]) or {})
+    for gpus in (3, 0):
+        monkeypatch.setattr(Fleet, "gpus", gpus)
+        RolloutManager(config_with(**flags | GROUPED), [], 0).generate(0)  # type: ignore[arg-type]
+    assert given == [3, None]
 
 
 def test_a_row_of_rollouts_with_equal_rewards_is_told_once(
