@@ -1,8 +1,10 @@
-"""Which of several adapters on one base a sample is of."""
+"""Several adapters on one base: which of them a sample is of, and where each begins."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from slime.adapters.peft_config import CONFIG_FILE
 from slime.config.lora import LoraConfig
 
 
@@ -26,3 +28,15 @@ def adapter_of(config: LoraConfig, metadata: Mapping[str, Any]) -> str | None:
     if reason := unnamed(config, metadata):
         raise ValueError(reason)
     return str(metadata[config.lora_adapter_key])
+
+
+def first_adapters(config: LoraConfig) -> dict[str | None, Path]:
+    """The directories of ``--lora-adapter-path`` by the names of the adapters that begin as they say; under
+    None what all begin as.
+    """
+    if config.lora_adapter_path is None:
+        return {}
+    path = Path(config.lora_adapter_path)
+    if config.named_adapters and not (path / CONFIG_FILE).is_file():
+        return {name: path / name for name in config.named_adapters}
+    return {None: path}

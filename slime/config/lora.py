@@ -9,6 +9,8 @@ ALL_LINEAR = "all-linear"
 """The target that stands for every linear layer of the decoder."""
 SERVED_ADAPTER = "slime"
 """The name that engines know the adapter by, where they get it beside the base."""
+ADAPTERS_AT_ONCE = 8
+"""How many SGLang computes at once unless told otherwise, of which the base is one."""
 _NEEDED = "--lora-rank"
 
 
@@ -60,7 +62,9 @@ class LoraConfig:
         idle_without=_NEEDED,
     )
     lora_adapter_path: str | None = place_flag(
-        help="directory of an adapter in PEFT's format to start from", idle_without=_NEEDED
+        help="directory of an adapter in PEFT's format to start from; with --lora-adapters also one of "
+        "directories by their names",
+        idle_without=_NEEDED,
     )
     lora_adapters: list[str] = flag(
         [],
@@ -100,6 +104,11 @@ class LoraConfig:
         if not self.serves_adapter:
             return ()
         return tuple(self.named_adapters) or (SERVED_ADAPTER,)
+
+    @property
+    def adapters_at_once(self) -> int:
+        """How many engines are to compute at once, of which the base is one."""
+        return max(ADAPTERS_AT_ONCE, len(self.named_adapters) + 1)
 
     @property
     def lora_scale(self) -> float:

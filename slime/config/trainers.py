@@ -101,7 +101,6 @@ FSDP = Trainer(
         "custom_megatron_before_train_step_hook_path": (None, _NO_MEGATRON),
         "custom_model_provider_path": (None, "leave it out, transformers provides the model"),
         "enable_mtp_training": (False, "it trains what transformers computes, which leaves these layers out"),
-        "lora_adapters": ([], "leave it out, it trains one adapter"),
         "optimizer_cpu_offload": (False, "wanted --fsdp-cpu-offload"),
         "use_precision_aware_optimizer": (False, "leave it out"),
         "use_stateless_adam": (False, "leave it out"),

@@ -36,6 +36,7 @@ _OF_SERVICE = (
     *("--rollout-max-response-len", "1"),
 )
 _ONLY = {
+    "train_backend": ("megatron", "the other trainer keeps no gradients of tenants"),
     "optimizer": ("adam", "steps are Adam's"),
     "use_stateless_adam": (False, "steps are Adam's"),
     "asynchronous": (False, "it has no loop"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from slime.adapters.named import first_adapters
 from slime.arguments import validated_args
 from slime.config.lora import LoraConfig
 from slime.config.run import filled
@@ -148,6 +149,26 @@ def test_an_adapter_that_is_not_there_is_refused(words, refusal, tmp_path):
     assert message.startswith(f"--lora-adapter-path {tmp_path / 'none'}: adapter_config.json cannot be read")
 
 
+def test_of_several_adapters_each_may_have_a_directory_to_start_from(words, refusal, two_sources, tmp_path):
+    line = words(**SEVERAL, lora_adapter_path=tmp_path / "both", prompt_data=two_sources)
+    for name, rank in (("a", 8), ("b", 4)):
+        path = tmp_path / "both" / name
+        assert f"--lora-adapter-path {path}: adapter_config.json cannot be read" in refusal(line)
+        path.mkdir(parents=True)
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": 32, "bias": "none"}
+        (path / "adapter_config.json").write_text(json.dumps(config))
+        (path / "adapter_model.safetensors").write_bytes(b"")
+    message = f"--lora-adapter-path {path}: adapter_config.json says r 4 (wanted: 8, as --lora-rank has it)"
+    assert message in refusal(line)
+    (path / "adapter_config.json").write_text(json.dumps(config | {"r": 8}))
+    found = first_adapters(filled(LoraConfig, validated_args(line)))
+    assert found == {name: tmp_path / "both" / name for name in ("a", "b")}
+    path = tmp_path / "both" / "a"
+    assert first_adapters(LoraConfig(lora_rank=8, lora_adapters=["a"], lora_adapter_path=str(path))) == {
+        None: path
+    }
+
+
 TREE = "slime.router.middleware_hub.radix_tree_middleware.RadixTreeMiddleware"
 SEVERAL = {
     "lora_rank": 8,
@@ -165,8 +186,9 @@ def two_sources(data, tmp_path):
     return tmp_path / "both.yaml"
 
 
-def test_several_adapters_have_names_and_their_samples_say_so(words, refusal, two_sources, data):
-    line = words(**SEVERAL, prompt_data=two_sources)
+@pytest.mark.parametrize("trainer", ["megatron", "fsdp"])
+def test_several_adapters_have_names_and_their_samples_say_so(words, refusal, two_sources, data, trainer):
+    line = words(**SEVERAL, train_backend=trainer, prompt_data=two_sources)
     config = filled(LoraConfig, validated_args(line))
     assert config.named_adapters == ["a", "b"] and config.served_adapters == ("a", "b")
     assert not filled(LoraConfig, validated_args(words(lora_adapters=["a"]))).named_adapters
@@ -184,7 +206,7 @@ def test_several_adapters_have_names_and_their_samples_say_so(words, refusal, tw
         ({"lora_adapters": ["a", "b/../c"]}, "--lora-adapters a b/../c: 'b/../c' is no name"),
         ({"lora_adapters": ["a", "b", "a"]}, "--lora-adapters a b a: names an adapter twice"),
         ({"no_lora_merge": None}, "--lora-adapters a b: needs --no-lora-merge"),
-        ({"train_backend": "fsdp"}, "--lora-adapters"),
+        ({"lora_adapters": ["a", "b" * 101]}, "--lora-adapters a " + "b" * 101),
         ({"lora_save_merged": True}, "--lora-save-merged True: not with --lora-adapters a b (a merged"),
         ({"advantage_estimator": "ppo"}, "--advantage-estimator ppo: not with --lora-adapters a b"),
         ({"normalize_advantages": True}, "--normalize-advantages True: not with --lora-adapters a b"),

@@ -18,9 +18,9 @@ def base_model(checkpoint):
     return transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
 
 
-def save_random(checkpoint, path, **config) -> str:
+def save_random(checkpoint, path, seed: int = 3, **config) -> str:
     """Writes an adapter of PEFT's own that changes the model; returns its path."""
-    torch.manual_seed(3)
+    torch.manual_seed(seed)
     targets = {"target_modules": "all-linear", "task_type": "CAUSAL_LM", **config}
     model = peft.get_peft_model(base_model(checkpoint), peft.LoraConfig(r=RANK, lora_alpha=ALPHA, **targets))
     with torch.no_grad():

@@ -12,6 +12,13 @@ pytestmark = pytest.mark.e2e
 
 NAMES = ["even", "odd"]
 ROLLOUTS = 5
+TRAINERS = [
+    [],
+    pytest.param(
+        ["--train-backend", "fsdp", "--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 2],
+        marks=pytest.mark.nightly,
+    ),
+]
 
 
 @pytest.fixture
@@ -48,7 +55,8 @@ def base(model: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_each_learns_its_own_task(start, rl_flags, base, tasks, tmp_path) -> None:
+@pytest.mark.parametrize("trainer", TRAINERS, ids=["Megatron", "FSDP, colocated"])
+def test_each_learns_its_own_task(trainer, start, rl_flags, base, tasks, tmp_path) -> None:
     run = start(
         [
             *(
@@ -59,6 +67,7 @@ def test_each_learns_its_own_task(start, rl_flags, base, tasks, tmp_path) -> Non
                 "--custom-rm-path",
                 "tests.e2e.plugins.own_task_reward",
             ),
+            *trainer,
             *("--lora-rank", 8, "--lora-adapters", *NAMES, "--no-lora-merge", "--lr", 1e-2),
             *("--num-rollout", ROLLOUTS, "--rollout-batch-size", 8, "--n-samples-per-prompt", 8),
             *("--global-batch-size", 64, "--eval-interval", ROLLOUTS, "--served-policy-bound", 1e-5),

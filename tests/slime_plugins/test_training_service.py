@@ -315,7 +315,7 @@ def test_flags_that_tenants_cannot_have_are_refused_by_name():
     assert list(command.refusal(with_groups(given))) == []
     (line,) = command.refusal(with_groups({**given, "lora_adapters": []}))
     assert line == "--lora-adapters: missing (wanted: the names of the tenants)"
-    values = {"num_experts": 4, "policies": ["a.yaml"], "optimizer": "sgd"}
+    values = {"num_experts": 4, "policies": ["a.yaml"], "optimizer": "sgd", "train_backend": "fsdp"}
     for name in command._ONLY:
         value = values.get(name, True)
         (line,) = command.refusal(with_groups({**given, name: value}))

@@ -117,14 +117,15 @@ def _syncs_of_several(rank, args, rollouts, endpoint):
     return told
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if "FSDP" not in name])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_engines_compute_with_each_of_several_adapters(layout, checkpoints, urls):
     world_size, flags = LAYOUTS[layout]
     endpoint = EngineEndpoint(urls[0], None, 1, 0 if "colocate" in flags else None)
     EngineClient(endpoint).update_weights_from_disk(checkpoints[0])
     names = ["first", "second"]
     lora = {"lora_rank": RANK, "lora_alpha": 8.0, "lora_merge": False, "lr": 0.02, "lora_adapters": names}
-    args = trainer_args(checkpoints[1], **lora, check_weight_checksums=True, update_weight_buffer_size=60_000)
+    make = fsdp_args if "train_backend" in flags else trainer_args
+    args = make(checkpoints[1], **lora, check_weight_checksums=True, update_weight_buffer_size=60_000)
     vars(args).update(flags, synced_checkpoint=str(checkpoints[0]), update_weight_transport="nccl")
     rollout = noisy_rollout(checkpoints[1])
     of = (["first"] * 4 + ["second"] * 4, ["second"] * 8)

@@ -5,6 +5,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
+from slime.adapters.named import first_adapters
 from slime.adapters.peft_config import unlike
 from slime.adapters.targets import is_named, is_target, names_module
 from slime.arguments.core.flag import given, option_string
@@ -132,9 +133,11 @@ def _layers_without(args: Namespace, name: str) -> Iterator[str]:
 
 def missing(args: Namespace) -> Iterator[str]:
     """An adapter to start from that is another one."""
-    if args.lora_rank and args.lora_adapter_path is not None:
-        for line in unlike(args.lora_adapter_path, filled(LoraConfig, args)):
-            yield f"--lora-adapter-path {args.lora_adapter_path}: {line}"
+    if args.lora_rank:
+        config = filled(LoraConfig, args)
+        for path in first_adapters(config).values():
+            for line in unlike(path, config):
+                yield f"--lora-adapter-path {path}: {line}"
 
 
 CONFIG_GROUP = ConfigGroup({"LoRA": LoraConfig}, contradictions=contradictions, missing=missing)

@@ -9,7 +9,7 @@ from slime.arguments.core.flag import option_string
 from slime.config.lora import LoraConfig
 from slime.config.run import filled
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _TREE = "RadixTreeMiddleware"
 _NOT_PER_ADAPTER = {
     "normalize_advantages": (False, "advantages are whitened over the samples of all adapters"),
@@ -29,7 +29,8 @@ def contradictions_of_several(args: Namespace) -> Iterator[str]:
     name = f"--lora-adapters {' '.join(args.lora_adapters)}"
     wrong = [given for given in args.lora_adapters if not _NAME.fullmatch(given)]
     if wrong:
-        yield f"{name}: {wrong[0]!r} is no name (wanted: letters, digits, and _ . - behind the first)"
+        wanted = "up to 100 letters, digits, and _ . - behind the first"
+        yield f"{name}: {wrong[0]!r} is no name (wanted: {wanted})"
     if len({*args.lora_adapters}) < len(args.lora_adapters):
         yield f"{name}: names an adapter twice"
     if args.lora_merge:

@@ -3,6 +3,7 @@
     <save>/iter_0000007/model/        weights in float32, of any number of ranks; with adapters these alone
                         optimizer/    moments and step counts
                         ref/          weights of a version that is saved along
+                        adapter_NAME/ model/ and optimizer/ of each of several adapters but the first
                         rng_00000.pt  random generators of a rank
                         metadata.json schedule and plain values; there when all else is
 
@@ -26,6 +27,7 @@ import torch.distributed.checkpoint as dcp
 
 from slime.adapters.record import RECORD, lora_record, require_all_weights, require_same_adapters
 from slime.adapters.targets import is_of_adapter
+from slime.backends.fsdp_utils.named_checkpoint import PLACES, of_others, place_of, plain_values
 from slime.backends.fsdp_utils.named_tensors import named_tensors
 from slime.backends.fsdp_utils.optimizer import ensure_states
 from slime.backends.fsdp_utils.step import TrainState
@@ -41,6 +43,7 @@ from slime.training.checkpoint_dir import (
     record,
 )
 from slime.training.checkpoint_errors import explained, on_every_rank, other_optimizer
+from slime.training.named_adapters import each_adapter
 from slime.training.save_attempts import SaveAttempts
 from slime.utils.accelerator import has_gpu
 
@@ -100,7 +103,7 @@ class CheckpointWriter:
         temporary = self._temporary = final.with_suffix(".tmp")
         with self.attempts.attempt(temporary):
             # Those too: where torch finds no room for one, it is in planning, and no save that failed.
-            on_first_rank(lambda: fresh_directory(temporary, self._part_names(versions)))
+            on_first_rank(lambda: fresh_directory(temporary, self._part_names(state, versions)))
             parts = self._parts(state, versions)
             content = self._plain(iteration, state, common)
             on_every_rank(lambda: self._write_small_files(temporary, content))
@@ -121,16 +124,22 @@ class CheckpointWriter:
         on_first_rank(action)
         self.attempts.complete()
 
-    def _part_names(self, versions: Iterable[str]) -> list[str]:
-        return [*versions, "model", *([] if self._config.no_save_optim else ["optimizer"])]
+    def _part_names(self, state: TrainState, versions: Iterable[str]) -> list[str]:
+        own = ["model", *([] if self._config.no_save_optim else ["optimizer"])]
+        others = state.named.names[1:] if state.named else ()
+        return [*versions, *own, *(f"{place_of(name)}/{part}" for name in others for part in own)]
 
     def _parts(self, state: TrainState, versions: Mapping[str, Swap]) -> dict[str, Tensors]:
-        keep = _copies if self._later else dict
         parts: dict[str, Tensors] = {}
         for tag, swap in versions.items():
             with swap():
                 parts[tag] = _copies(trained_tensors(state))
-        parts["model"] = keep(trained_tensors(state))
+        for name, own in of_others(state, lambda: self._own_parts(state, _copies)).items():
+            parts |= {f"{place_of(name)}/{part}": tensors for part, tensors in own.items()}
+        return parts | self._own_parts(state, _copies if self._later else dict)
+
+    def _own_parts(self, state: TrainState, keep: Callable[[Tensors], Tensors]) -> dict[str, Tensors]:
+        parts = {"model": keep(trained_tensors(state))}
         if not self._config.no_save_optim:
             parts["optimizer"] = keep(optimizer_tensors(state))
         return parts
@@ -141,10 +150,10 @@ class CheckpointWriter:
             "sharded_backend_version": 1,
             "iteration": iteration,
             "world_size": dist.get_world_size(),
-            "scheduler": state.scheduler.state_dict(),
             "optimizer": self._optimizer,
             "common": {**common, **({RECORD: self._record} if state.adapts else {})},
-            **({} if state.loss_scale is None else {"loss_scale": state.loss_scale.state_dict()}),
+            **plain_values(state),
+            **({PLACES: of_others(state, lambda: plain_values(state))} if state.named else {}),
         }
 
     def _write(self, directory: Path, parts: Mapping[str, Tensors]) -> None:
@@ -194,22 +203,39 @@ def load_checkpoint(config: BackendConfig, state: TrainState, root: str | Path) 
     saved = read_metadata(path)
     own = lora_record(config.lora) if state.adapts else None
     require_same_adapters(own, saved["common"].get(RECORD), path)
-    load_trained(state, path / "model")
-    if not (flags.finetune or flags.no_load_optim):
-        if not (path / "optimizer").is_dir():
-            raise ValueError(
-                f"checkpoint {path} has no optimizer state: wanted --no-load-optim or another --load"
-            )
-        if (made_by := saved.get("optimizer", optimizer)) != optimizer:
-            raise other_optimizer(path, f"--optimizer {made_by}", f"--optimizer {optimizer}")
-        _read(_saved_moments(optimizer, state, path / "optimizer"), path / "optimizer")
-        _load_schedule(state, saved["scheduler"], root)
-        if state.loss_scale is not None and "loss_scale" in saved:
-            state.loss_scale.load_state_dict(saved["loss_scale"])
+    with_optimizer = not (flags.finetune or flags.no_load_optim)
+    if with_optimizer and (made_by := saved.get("optimizer", optimizer)) != optimizer:
+        raise other_optimizer(path, f"--optimizer {made_by}", f"--optimizer {optimizer}")
+    places = {name: (path / place_of(name), own) for name, own in saved.get(PLACES, {}).items()}
+    for name in each_adapter(state):
+        place, values = places.get(name or "", (path, saved))
+        load_trained(state, place / "model")
+        if with_optimizer:
+            _load_optimizer(optimizer, state, place, values, root)
+    if state.named:
+        state.named.put_in_place(state.named.names[0])
     same_ranks = saved["world_size"] == dist.get_world_size()
     if same_ranks and not (flags.finetune or flags.no_load_rng):
         load_random_state(path, dist.get_rank())
     return iteration, saved["common"]
+
+
+def _load_optimizer(
+    optimizer: str, state: TrainState, place: Path, saved: Mapping[str, Any], root: str | Path
+) -> None:
+    """Moments, schedule and loss scale of what the directory ``place`` holds.
+
+    Args:
+        saved: its plain values.
+    """
+    if not (place / "optimizer").is_dir():
+        raise ValueError(
+            f"checkpoint {place} has no optimizer state: wanted --no-load-optim or another --load"
+        )
+    _read(_saved_moments(optimizer, state, place / "optimizer"), place / "optimizer")
+    _load_schedule(state, saved["scheduler"], root)
+    if state.loss_scale is not None and "loss_scale" in saved:
+        state.loss_scale.load_state_dict(saved["loss_scale"])
 
 
 def _saved_moments(optimizer: str, state: TrainState, path: Path) -> Tensors:

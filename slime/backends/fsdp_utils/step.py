@@ -14,6 +14,7 @@ from slime.backends.fsdp_utils.lora import require_used
 from slime.backends.fsdp_utils.loss_scale import LossScale
 from slime.backends.fsdp_utils.lr_scheduler import FSDPLRScheduler
 from slime.backends.fsdp_utils.model import prepare_for_gradients
+from slime.backends.fsdp_utils.named_adapters import FsdpAdapters
 from slime.backends.fsdp_utils.optimizer import clip_factor, gradient_norm, local, scale
 from slime.config.backend import BackendConfig
 from slime.observability.train_metric_utils import reduce_train_step_metrics
@@ -33,6 +34,7 @@ class TrainState:
         device: where it computes, which with ``--fsdp-cpu-offload`` is not where the shards are.
         loss_scale: of float16 only.
         adapts: whether adapters train, and nothing else does.
+        named: these, where there are several.
     """
 
     model: PreTrainedModel
@@ -42,6 +44,7 @@ class TrainState:
     device: torch.device
     loss_scale: LossScale | None = None
     adapts: bool = False
+    named: FsdpAdapters | None = None
 
 
 @torch.no_grad()
@@ -73,7 +76,7 @@ def train_one_step(
     step_global_batch_size: int,
     context: ParallelContext,
 ) -> dict[str, float]:
-    """One optimizer step over this rank's next micro-batches.
+    """One optimizer step over this rank's next micro-batches; of several adapters that which is selected.
 
     Returns:
         Its metrics without a prefix, reduced over all ranks.
@@ -83,6 +86,8 @@ def train_one_step(
         ValueError: an adapter has no part in what the model computes.
     """
     prepare_for_gradients(state.model)
+    if state.named:
+        state.named.select_optimizer()
     state.optimizer.zero_grad(set_to_none=True)
     results, tokens = [], torch.zeros((), device=state.device)
     for _ in range(num_microbatches):
@@ -106,7 +111,8 @@ def train_one_step(
     rates = [float(group["lr"]) for group in state.optimizer.param_groups]
     of_step = _take_step(config, state, norm)
     if not of_step.get("skipped"):
-        state.scheduler.step(increment=step_global_batch_size)
+        # The schedule of one adapter of several counts its steps, however many rollouts each has.
+        state.scheduler.step(config.batches.global_batch_size if state.named else step_global_batch_size)
     metrics = reduce_train_step_metrics(
         results,
         calculate_per_token_loss=config.loss.calculate_per_token_loss,

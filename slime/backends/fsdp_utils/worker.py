@@ -4,11 +4,13 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from slime.adapters.named import first_adapters
 from slime.backends.fsdp_utils.checkpoint import (
     CheckpointWriter,
     load_checkpoint,
@@ -24,6 +26,7 @@ from slime.backends.fsdp_utils.lora import load_peft, turn_off
 from slime.backends.fsdp_utils.loss_scale import loss_scale
 from slime.backends.fsdp_utils.lr_scheduler import FSDPLRScheduler
 from slime.backends.fsdp_utils.model import build_model, is_hf_checkpoint
+from slime.backends.fsdp_utils.named_adapters import FsdpAdapters
 from slime.backends.fsdp_utils.optimizer import build_optimizer, local, parameters_of, reset_states
 from slime.backends.fsdp_utils.step import TrainState, forward_only, train_one_step
 from slime.config.run import run_config
@@ -35,11 +38,12 @@ from slime.training.hf_export import ExportBase, save_hf_model_to_path
 from slime.training.losses.reducers import LossFunction
 from slime.training.memory import TrainerMemory
 from slime.training.micro_batches import DataIterator
+from slime.training.named_adapters import each_adapter
 from slime.training.optimizer_schedule import schedule_settings
 from slime.training.parallel import ParallelContext
 from slime.training.save_attempts import Outcome
 from slime.training.versions import TRAINED, WeightVersions
-from slime.training.weights import ADAPTER, BASE, FULL
+from slime.training.weights import ADAPTER, BASE, FULL, Selected, Weights
 from slime.utils.types import RolloutBatch
 
 
@@ -60,9 +64,7 @@ class FSDPBackend:
         scheduler = FSDPLRScheduler(optimizer, schedule_settings(config))
         scale, adapts = loss_scale(config.precision), self._role == "actor" and config.lora.adapts
         self.state = TrainState(model, forward, optimizer, scheduler, self.device, scale, adapts)
-        self.memory = TrainerMemory(
-            lambda: map(local, self.state.model.parameters()), self._optimizer_tensors, self._drop_gradients
-        )
+        self.memory = TrainerMemory(self._weight_tensors, self._optimizer_tensors, self._drop_gradients)
         self.versions = WeightVersions(self._trained_shards)
         self._writer = CheckpointWriter(config)
         self._resumes = _is_checkpoint(config.checkpoints.load)
@@ -74,6 +76,15 @@ class FSDPBackend:
         config, saved = self._config, self._config.checkpoints.load
         # Of a resumed run too: a checkpoint does not hold what a model computes from its config.
         self._load_start_weights()
+        if self.state.adapts and config.lora.named_adapters:
+            state = self.state
+            of_model = state.model, state.optimizer, state.scheduler, state.loss_scale
+            state.named = FsdpAdapters(config.lora.named_adapters, *of_model)
+            for name, path in first_adapters(config.lora).items():
+                if name is not None:
+                    state.named.select(name)
+                    load_peft(path, state.model)
+            state.named.select(config.lora.named_adapters[0])
         if self._resumes and saved:
             iteration, common = load_checkpoint(config, self.state, saved)
             return Start() if config.checkpoints.finetune else Start(iteration + 1, common)
@@ -88,8 +99,8 @@ class FSDPBackend:
         begins = self.state.adapts or not (self._resumes or is_hf_checkpoint(saved))
         if begins and reference and _is_checkpoint(reference):
             self._load_weights(reference, config.kl.ref_ckpt_step)
-        if self.state.adapts and config.lora.lora_adapter_path is not None:
-            load_peft(config.lora.lora_adapter_path, self.state.model)
+        if self.state.adapts and (path := first_adapters(config.lora).get(None)):
+            load_peft(path, self.state.model)
 
     def load_version(self, tag: str, path: str, step: int | None = None) -> None:
         self.versions.backup(TRAINED)
@@ -120,10 +131,15 @@ class FSDPBackend:
         }
 
     def select(self, adapter: str) -> None:
-        raise ValueError(f"adapter {adapter!r}: has no name here (wanted: --train-backend megatron)")
+        named = self.state.named
+        if named is None:
+            raise ValueError(f"adapter {adapter!r}: adapters have no names here (wanted: --lora-adapters)")
+        named.select(adapter)
+        if self.versions.backup_tags:
+            self.versions.backup(TRAINED)
 
     def tenant_steps(self) -> TenantSteps:
-        raise ValueError("tenants: this trainer has no named adapters (wanted: --train-backend megatron)")
+        raise ValueError("tenants: this trainer keeps no gradients (wanted: --train-backend megatron)")
 
     def forward(self, batch: RolloutBatch, data: DataIterator, head: Head, prefix: str) -> Outputs:
         count = sum(batch["num_microbatches"])
@@ -147,15 +163,17 @@ class FSDPBackend:
         )
 
     def reset_optimizer(self) -> None:
-        reset_states(self.state.optimizer)
+        for _ in each_adapter(self.state):
+            reset_states(self.state.optimizer)
 
     def require_finite(self, what: str) -> None:
         require_finite(self._named_shards(), what)
+        if self.state.named is not None:
+            require_finite(self.state.named.others(), what)
 
-    def weights(self, form: str = FULL, adapter: str | None = None) -> FsdpHfTensors:
-        if adapter is not None:
-            self.select(adapter)
-        return FsdpHfTensors(self.state.model, self._config.precision.params_dtype, form)
+    def weights(self, form: str = FULL, adapter: str | None = None) -> Weights:
+        weights = FsdpHfTensors(self.state.model, self._config.precision.params_dtype, form)
+        return weights if adapter is None else Selected(weights, partial(self.select, adapter))
 
     def save(
         self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool
@@ -176,7 +194,9 @@ class FSDPBackend:
         if self.state.adapts:
             target = Path(path, "adapter") if config.lora_save_merged else Path(path)
             names = [info.name for info in self.weights(BASE).manifest()]
-            save_peft(target, self._base, config, names, self.weights(ADAPTER))
+            for adapter in config.each_adapter:
+                own = target / (adapter or "")
+                save_peft(own, self._base, config, names, self.weights(ADAPTER, adapter))
 
     def _named_shards(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, local(param)) for name, param in self.state.model.named_parameters())
@@ -187,9 +207,16 @@ class FSDPBackend:
             return self._named_shards()
         return ((name, local(tensor)) for name, tensor in trained_tensors(self.state).items())
 
+    def _weight_tensors(self) -> Iterator[torch.Tensor]:
+        named = self.state.named
+        others = (weight for _, weight in named.others()) if named else ()
+        return chain(map(local, self.state.model.parameters()), others)
+
     def _optimizer_tensors(self) -> Iterator[torch.Tensor]:
         for param in parameters_of(self.state.optimizer):
             yield from map(local, self.state.optimizer.state[param].values())
+        if self.state.named:
+            yield from self.state.named.optimizer_tensors()
 
     def _drop_gradients(self) -> None:
         self.state.optimizer.zero_grad(set_to_none=True)

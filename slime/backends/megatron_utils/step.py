@@ -25,7 +25,7 @@ from slime.backends.megatron_utils.moe import (
     router_metrics,
 )
 from slime.backends.megatron_utils.mtp_step import MtpTraining
-from slime.backends.megatron_utils.named_adapters import NamedAdapters
+from slime.backends.megatron_utils.named_adapters import MegatronAdapters
 from slime.backends.megatron_utils.named_params import named_params
 from slime.backends.megatron_utils.optimizer import (
     build_optimizer,
@@ -63,7 +63,7 @@ class TrainState:
     replay: RoutingReplay | None = None
     mtp: MtpTraining | None = None
     adapts: bool = False
-    named: NamedAdapters | None = None
+    named: MegatronAdapters | None = None
 
 
 def setup_model_and_optimizer(

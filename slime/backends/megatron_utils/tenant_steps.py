@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from slime.backends.megatron_utils.named_adapters import NamedAdapters
+from slime.backends.megatron_utils.named_adapters import MegatronAdapters
 from slime.backends.megatron_utils.optimizer import real_parts
 from slime.backends.megatron_utils.step import TrainState, forget_gradients, gradients
 from slime.config.backend import BackendConfig
@@ -26,7 +26,7 @@ class TenantSteps:
         if state.named is None:
             raise ValueError("tenants: adapters have no names here (wanted: --lora-adapters)")
         self._config, self._state, self._context = config, state, context
-        self._named: NamedAdapters = state.named
+        self._named: MegatronAdapters = state.named
         self._sums: dict[str, list[torch.Tensor]] = {}
 
     def accumulate(

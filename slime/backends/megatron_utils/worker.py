@@ -12,6 +12,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 
+from slime.adapters.named import first_adapters
 from slime.backends.megatron_utils.checkpoint import (
     CheckpointWriter,
     is_megatron_checkpoint,
@@ -22,7 +23,7 @@ from slime.backends.megatron_utils.checkpoint import (
 from slime.backends.megatron_utils.hf_weights import HfWeights, is_hf_checkpoint, load_hf_weights
 from slime.backends.megatron_utils.initialize import init
 from slime.backends.megatron_utils.lora_checkpoint import adapter_params, load_peft, turn_off
-from slime.backends.megatron_utils.named_adapters import NamedAdapters, each_adapter
+from slime.backends.megatron_utils.named_adapters import MegatronAdapters
 from slime.backends.megatron_utils.named_params import named_weights
 from slime.backends.megatron_utils.optimizer import reset_optimizer_states
 from slime.backends.megatron_utils.sharded_state import trained_state
@@ -43,6 +44,7 @@ from slime.training.hf_export import ExportBase, save_hf_model_to_path
 from slime.training.losses.reducers import LossFunction
 from slime.training.memory import TrainerMemory
 from slime.training.micro_batches import DataIterator
+from slime.training.named_adapters import each_adapter
 from slime.training.parallel import ParallelContext
 from slime.training.save_attempts import Outcome
 from slime.training.versions import TRAINED, WeightVersions
@@ -73,10 +75,22 @@ class MegatronBackend:
         if not self._resumes or self.state.adapts:
             self._load_reference_weights()
         if self._adapts and self._lora.named_adapters:
-            of_model = self.state.model, self.state.optimizer, self.state.scheduler
-            self.state.named = NamedAdapters(self._lora.named_adapters, *of_model)
+            self._begin_each()
         self.memory = trainer_memory(self.state.model, self.state.optimizer, self.state.named)
         return self._resume() if self._resumes else Start()
+
+    def _begin_each(self) -> None:
+        """Makes the adapters; each begins as the model's own, or as ``--lora-adapter-path`` has it."""
+        state = self.state
+        state.named = MegatronAdapters(
+            self._lora.named_adapters, state.model, state.optimizer, state.scheduler
+        )
+        for name, path in first_adapters(self._lora).items():
+            if name is not None:
+                state.named.put_in_place(name)
+                load_peft(path, self._model_config, state.model)
+                state.optimizer.reload_model_params()
+        state.named.put_in_place(state.named.names[0])
 
     def _load_reference_weights(self) -> None:
         """Loads the weights of a Megatron checkpoint at ``--ref-load`` where no others are to be loaded."""
@@ -99,8 +113,8 @@ class MegatronBackend:
 
     def _fill(self, path: str, chunks: list[torch.nn.Module]) -> None:
         load_hf_weights(self._model_config, chunks, path)
-        if self._adapts and self._lora.lora_adapter_path is not None:
-            load_peft(self._lora.lora_adapter_path, self._model_config, chunks)
+        if self._adapts and (adapter := first_adapters(self._lora).get(None)):
+            load_peft(adapter, self._model_config, chunks)
 
     def _resume(self) -> Start:
         flags = self._config.checkpoints
@@ -240,7 +254,7 @@ class MegatronBackend:
 def trainer_memory(
     model: Sequence[DistributedDataParallel],
     optimizer: MegatronOptimizer,
-    named: NamedAdapters | None = None,
+    named: MegatronAdapters | None = None,
 ) -> TrainerMemory:
     """The memory of one rank.
 
