@@ -37,29 +37,46 @@ fi
 
 # A server for the conformance tests; the runs start their own.
 work="$(mktemp -d)"
-url="http://127.0.0.1:${SLIME_CONFORMANCE_PORT:-31555}"
+url="http://127.0.0.1:${SLIME_CONFORMANCE_PORT:-31555}" server=
 python - "$work/model" <<'PYTHON'
 import sys
 from pathlib import Path
 from tests.engines.embedded import make_checkpoint
 make_checkpoint(Path(sys.argv[1]))
 PYTHON
-python -m sglang.launch_server --model-path "$work/model" --host 127.0.0.1 --port "${url##*:}" --dtype float32 \
-    --device cpu --attention-backend torch_native --sampling-backend pytorch --disable-overlap-schedule \
-    --mem-fraction-static 0.2 --max-total-tokens 65536 --disable-cuda-graph --sleep-on-idle \
-    --enable-memory-saver >"$work/server.log" 2>&1 &
-server=$!
-trap 'kill "$server" 2>/dev/null || true; wait "$server" || true; rm -rf "$work"' EXIT
-for ((second = 0; ; second++)); do
-    curl --silent --fail --output /dev/null "$url/health" && break
-    if ((second == 300)) || ! kill -0 "$server" 2>/dev/null; then
-        tail -n 20 "$work/server.log" >&2
-        fail "SGLang does not serve at $url"
-    fi
-    sleep 1
-done
+trap 'end_server; rm -rf "$work"' EXIT
+
+# serve FLAGS...: starts a server, and returns when it serves.
+serve() {
+    python -m sglang.launch_server --model-path "$work/model" --host 127.0.0.1 --port "${url##*:}" --dtype float32 \
+        --device cpu --attention-backend torch_native --sampling-backend pytorch --disable-overlap-schedule \
+        --mem-fraction-static 0.2 --max-total-tokens 65536 --disable-cuda-graph --sleep-on-idle "$@" \
+        >"$work/server.log" 2>&1 &
+    server=$!
+    for ((second = 0; ; second++)); do
+        curl --silent --fail --output /dev/null "$url/health" && break
+        if ((second == 300)) || ! kill -0 "$server" 2>/dev/null; then
+            tail -n 20 "$work/server.log" >&2
+            fail "SGLang does not serve at $url"
+        fi
+        sleep 1
+    done
+}
+
+end_server() {
+    [[ -z "$server" ]] && return
+    kill "$server" 2>/dev/null || true
+    wait "$server" || true
+    server=
+}
+
 export SLIME_CONFORMANCE_URL="$url"
 
+serve --enable-memory-saver
 python -m pytest -o timeout=300 tests/sglang_cpu tests/backends/sglang_utils/test_conformance*.py \
     tests/backends/sglang_utils/test_comparison.py \
     tests/arguments/test_sglang_round_trip.py "$@"
+end_server
+
+serve --enable-lora --max-lora-rank 4 --lora-target-modules all --lora-backend torch_native
+python -m pytest -o timeout=300 tests/backends/sglang_utils/test_conformance_adapters.py "$@" || (($? == 5)) # none chosen

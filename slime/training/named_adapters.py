@@ -69,7 +69,7 @@ class NamedAdapters(ABC, Generic[P]):
 
     @abstractmethod
     def _fresh(self) -> P:
-        """That of an adapter that has taken no step, of an optimizer that has taken none."""
+        """Returns that of an adapter that has taken no step, of an optimizer that has taken none."""
 
     @abstractmethod
     def _swap_optimizer(self, name: str, coming: P) -> P:

@@ -29,6 +29,14 @@ T = TypeVar("T")
 RETRY_PAUSE_S = 1.0
 ERROR_BODY_CHARACTERS = 2000
 _GENERATING = ("/generate", "/v1/completions", "/v1/chat/completions")
+_BY_THE_BASE = (
+    "/v1/responses",
+    "/v1/messages",
+    "/api/chat",
+    "/api/generate",
+    "/invocations",
+    "/vertex_generate",
+)
 _EVENT, _LAST_EVENT = b"data:", b"[DONE]"
 
 
@@ -58,7 +66,7 @@ class HttpStatusError(RuntimeError):
 
 
 class UnnamedAdapter(ValueError):
-    """A request that engines with several adapters are to answer does not say with which."""
+    """A request that engines with adapters are to answer does not say with which, or cannot."""
 
 
 class BrokenAnswer(httpx.RemoteProtocolError):
@@ -165,7 +173,7 @@ async def post(
         HttpStatusError: the last answer was an error.
         httpx.TransportError: the server could not be reached; the message names the URL.
         DeadlyRequest: SGLang would end with it, so that one of the run's own servers does not get it.
-        UnnamedAdapter: one of several adapters is to answer, and nothing says which.
+        UnnamedAdapter: one of several adapters is to answer, and nothing says which; or none can.
     """
     return await _request("POST", url, payload, max_retries, headers)
 
@@ -272,6 +280,11 @@ def _encoded(url: str, payload: Mapping[str, Any] | None) -> bytes | None:
     if origin in _settings.origins:
         if path == "/generate":
             refuse_deadly(payload, _settings.vocab_sizes.get(origin))
+        if _settings.adapters and path in _BY_THE_BASE and payload.get("lora_path", "") is not None:
+            raise UnnamedAdapter(
+                f"{url}: SGLang answers it with the base, whatever adapter is asked for (wanted: one of "
+                f"{', '.join(_GENERATING)}, or a lora_path that is null)"
+            )
         if _settings.adapters and path in _GENERATING and "lora_path" not in payload:
             payload = {"lora_path": _adapter_here(url), **payload}
     return orjson.dumps(payload)

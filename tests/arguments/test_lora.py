@@ -11,6 +11,7 @@ from slime.arguments import validated_args
 from slime.config.lora import LoraConfig
 from slime.config.run import filled
 from tests.arguments.conftest import write_empty_weights
+from tests.arguments.sglang_options import as_installed
 from tests.families import save_tiny_config
 from tools.make_tiny_model import make_tokenizer
 
@@ -177,6 +178,8 @@ SEVERAL = {
     "lora_adapter_key": "source_name",
 }
 
+ON_SGLANG = {**SEVERAL, "rollout_engine": "sglang", "num_gpus_per_node": 8}
+
 
 @pytest.fixture
 def two_sources(data, tmp_path):
@@ -229,3 +232,52 @@ def test_several_adapters_have_names_and_their_samples_say_so(words, refusal, tw
 def test_what_is_not_done_with_several_adapters_is_named(words, refusals, two_sources, changes, message):
     said = refusals(words(**SEVERAL | changes, prompt_data=two_sources))
     assert [line for line in said if line.startswith(message)], said
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"sglang_tokenizer_worker_num": 2},
+            "--sglang-tokenizer-worker-num 2: not with --no-lora-merge, one",
+        ),
+        ({"sglang_max_loaded_loras": 1}, "(wanted: at least 8, or leave it out)"),
+        ({"sglang_max_loaded_loras": 8, "sglang_max_loras_per_batch": 9}, "(wanted: at least 9, or leave it"),
+        (
+            {
+                "sglang_max_loaded_loras": 3,
+                "sglang_max_loras_per_batch": 2,
+                "sglang_lora_paths": ["c", "d=/d"],
+            },
+            "--sglang-max-loaded-loras 3: not with --no-lora-merge, an engine would forget the adapter that "
+            "was asked for least (wanted: at least 4, or leave it out)",
+        ),
+        ({"sglang_lora_paths": ["b=/elsewhere"]}, "--sglang-lora-paths: an adapter is called b, as one"),
+        ({"sglang_lora_paths": ["a"]}, "--sglang-lora-paths: an adapter is called a, as one"),
+        (
+            {"sglang_lora_paths": ['{"lora_name": "a", "lora_path": "/a"}']},
+            "--sglang-lora-paths: an adapter is called a, as one",
+        ),
+        ({"sglang_dp_size": 2}, "--sglang-dp-size 2: not with --no-lora-merge"),
+    ],
+)
+def test_options_by_which_sglang_would_not_have_all_adapters_are_named(
+    words, refusals, two_sources, monkeypatch, changes, message
+):
+    as_installed(monkeypatch)
+    said = [
+        text for text in refusals(words(**ON_SGLANG, **changes, prompt_data=two_sources)) if "lora" in text
+    ]
+    assert len(said) == 1 and message in said[0], said
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sglang_max_loaded_loras": 8, "sglang_lora_paths": ["c"]},
+        {"sglang_max_loaded_loras": 2, "sglang_max_loras_per_batch": 2},
+    ],
+)
+def test_options_by_which_sglang_has_all_adapters_are_taken(words, two_sources, monkeypatch, changes):
+    as_installed(monkeypatch)
+    assert validated_args(words(**ON_SGLANG, **changes, prompt_data=two_sources)).lora_adapters == ["a", "b"]

@@ -1,5 +1,6 @@
 """Whole runs whose engines are SGLang's own servers, computing on the CPU."""
 
+import json
 import os
 from pathlib import Path
 
@@ -53,6 +54,36 @@ def test_grpo_runs_and_trainer_and_engine_agree(
     record_property("kind", f"GRPO, {layout}")
     record_property("gap", gap)
     assert gap < 1e-5
+    run.expect_no_processes()
+
+
+@pytest.mark.parametrize("trainer", ["megatron", "fsdp"])
+def test_several_adapters_are_each_those_of_the_trainer(
+    trainer: str, start, rl_flags, data: Path, tmp_path: Path, record_property
+) -> None:
+    names = ["one", "two", "three"]
+    rows = [json.loads(line) for line in (data / "rl.jsonl").read_text().splitlines()]
+    named = [
+        {**row, "metadata": {"lora_adapter": names[number % 3]}}
+        for number, row in enumerate(rows + rows + rows)
+    ]
+    (tmp_path / "named.jsonl").write_text("".join(json.dumps(row) + "\n" for row in named))
+    flags = [
+        *("--prompt-data", tmp_path / "named.jsonl", "--train-backend", trainer),
+        *("--lora-rank", 8, "--lr", 1e-2),
+        *("--lora-adapters", *names, "--no-lora-merge", "--sglang-lora-backend", "torch_native"),
+        *("--num-rollout", 3, "--served-policy-bound", 1e-5),
+    ]
+    run = start([*rl_flags, *ON_CPU, *flags]).expect_success(timeout=600)
+    gaps = [
+        row[f"train/adapter/{name}/train_rollout_logprob_abs_diff"]
+        for row in run.rows("train").values()
+        for name in names
+        if f"train/adapter/{name}/loss" in row
+    ]
+    record_property("kind", f"GRPO, several adapters beside the base, {trainer}")
+    record_property("gap", max(gaps))
+    assert len(run.rows("train")) == 3 and len(gaps) >= 6 and max(gaps) < 1e-5
     run.expect_no_processes()
 
 

@@ -124,6 +124,10 @@ async def test_requests_to_generate_name_the_adapter_that_is_trained_unless_they
         assert (await post(root + path, {"a": 1}))["body"] == {"lora_path": "slime", "a": 1}
     assert (await post(f"{root}/generate", {"lora_path": None}))["body"] == {"lora_path": None}
     assert (await post(f"{root}/abort_request", {"a": 1}))["body"] == {"a": 1}
+    for body in ({"a": 1}, {"lora_path": "slime"}):
+        with pytest.raises(UnnamedAdapter, match="/v1/responses: SGLang answers it with the base"):
+            await post(f"{root}/v1/responses", body)
+    assert (await post(f"{root}/v1/responses", {"lora_path": None}))["body"] == {"lora_path": None}
     init_http_client(plugin_args(sglang_router_ip="127.0.0.1", sglang_router_port=1), adapters=["slime"])
     assert (await post(f"{root}/generate", {"a": 1}))["body"] == {"a": 1}  # a judge's
     init_http_client(plugin_args(**where))

@@ -11,6 +11,7 @@ from slime.adapters.targets import is_named, is_target, names_module
 from slime.arguments.core.flag import given, option_string
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.lora_adapters import contradictions_of_several
+from slime.arguments.groups.lora_engines import not_kept
 from slime.arguments.validate.checkpoint_files import CHECKPOINT_MARKER, has_checkpoint
 from slime.config.lora import ALL_LINEAR, LoraConfig
 from slime.config.model import ModelConfig
@@ -97,6 +98,7 @@ def _adapted_expert(args: Namespace) -> str | None:
 def _not_of_sglang(args: Namespace, name: str) -> Iterator[str]:
     if (size := getattr(args, "sglang_dp_size", None) or 1) > 1:
         yield f"--sglang-dp-size {size}: not with {name}, SGLang loads no adapter while it runs (wanted: 1)"
+    yield from not_kept(args, name)
     config, family = filled(LoraConfig, args), FAMILIES.get(args.model_type)
     if family is None:
         yield (

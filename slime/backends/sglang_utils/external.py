@@ -16,6 +16,7 @@ from slime.arguments.core.errors import UsageError
 from slime.arguments.validate.external_engines import external_addresses
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.command_line import parser_actions
+from slime.backends.sglang_utils.external_adapters import without_adapters
 from slime.backends.sglang_utils.external_router import ExternalRouter
 from slime.backends.sglang_utils.server_engine import (
     HEALTH_TIMEOUT_S,
@@ -213,6 +214,7 @@ def differences(config: FleetConfig, info: ExternalEngineInfo) -> Iterator[str]:
             f"{where}: was started with --sampling-mask-max-tokens {told} (wanted: {wanted}, or "
             "--rollout-top-k, or --sglang-sampling-mask-max-tokens)"
         )
+    yield from without_adapters(config.lora, where, info.server_info)
     for dest, wanted in _asked_for(config).items():
         found = info.server_info.get(dest, wanted)
         # What was left to the engine cannot be told from here.

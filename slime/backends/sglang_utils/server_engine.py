@@ -17,6 +17,7 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.command_line import command_line, parser_actions
+from slime.config.lora import ADAPTERS_AT_ONCE
 from slime.config.run import options_of
 from slime.processes.child import ManagedProcess
 from slime.processes.secret_options import hide_options
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 SHUTDOWN_GRACE_S = 5.0
 HEALTH_TIMEOUT_S = 30.0
 POLL_S = 0.1
-_ADAPTERS_AT_ONCE = 8  # that SGLang computes by default
 _PULLER = "slime.weight_sync.versions.puller"
 
 
@@ -162,11 +162,11 @@ class ServerEngine(ABC):
         """Option values for what ``args.sglang_*`` leaves at the server's default."""
         dtype = "float16" if self.config.precision.fp16 else "float32" if self.config.precision.fp32 else None
         nuclei = self.config.nucleus.replays_nucleus and self.serves_trained_model
-        at_once = len(self.config.lora.named_adapters) + 1  # the base is one
+        at_once = self.config.lora.adapters_at_once if self._serves_adapter() else ADAPTERS_AT_ONCE
         return {
             "model_path": self.config.hf_checkpoint.hf_checkpoint,
             **({"dtype": dtype} if dtype else {}),
-            **({"max_loras_per_batch": at_once} if at_once > _ADAPTERS_AT_ONCE else {}),
+            **({"max_loras_per_batch": at_once} if at_once > ADAPTERS_AT_ONCE else {}),
             **({"sampling_mask_max_tokens": self.config.nucleus.nucleus_size} if nuclei else {}),
         }
 

@@ -77,6 +77,9 @@ def test_one_that_refuses_the_key_is_named_at_once(engine) -> None:
     assert discover_external_engines([engine.url], api_key="secret")[0].endpoint.api_key == "secret"
 
 
+ADAPTERS = {"lora_rank": 8, "lora_merge": False, "lora_adapters": ["a", "b"]}
+
+
 def info_of(**server_info: Any) -> ExternalEngineInfo:
     return ExternalEngineInfo("http://e:1", server_info=server_info)
 
@@ -106,6 +109,15 @@ def info_of(**server_info: Any) -> ExternalEngineInfo:
             {"sampling_mask_max_tokens": 4096},
             "started with --sampling-mask-max-tokens 4096 (wanted: 5000, or --rollout-top-k",
         ),
+        (ADAPTERS, {"enable_lora": None, "max_lora_rank": None}, "started without --enable-lora (wanted: it"),
+        (
+            ADAPTERS,
+            {"enable_lora": True, "max_lora_rank": 4},
+            "max_lora_rank 4 (wanted: at least 8, for --no-lora-merge)",
+        ),
+        (ADAPTERS, {"enable_lora": True, "max_loaded_loras": 1}, "max_loaded_loras 1 (wanted: at least 2"),
+        (ADAPTERS, {"tokenizer_worker_num": 2}, "tokenizer_worker_num 2 (wanted: 1, for --no-lora-merge)"),
+        (ADAPTERS, {"dp_size": 2}, "dp_size 2 (wanted: 1, for --no-lora-merge)"),
     ],
 )
 def test_an_option_that_differs_is_named_with_both_values(flags, info, said) -> None:
@@ -133,6 +145,10 @@ def test_an_option_that_differs_is_named_with_both_values(flags, info, said) -> 
         ({"nucleus_top_k": 5000}, {"sampling_mask_max_tokens": 1}),
         ({"use_rollout_routing_replay": True}, {"enable_return_routed_experts": True}),
         ({"use_rollout_routing_replay": True}, {}),
+        (ADAPTERS, {}),
+        (ADAPTERS, {"enable_lora": True, "max_lora_rank": 8, "max_loaded_loras": 2, "dp_size": 1}),
+        (ADAPTERS, {"enable_lora": True, "max_lora_rank": None, "max_loaded_loras": None}),
+        ({**ADAPTERS, "lora_merge": True}, {"enable_lora": False, "max_lora_rank": 4, "dp_size": 2}),
     ],
 )
 def test_what_an_engine_may_decide_for_itself_is_no_difference(flags, info) -> None:

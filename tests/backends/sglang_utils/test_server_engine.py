@@ -13,6 +13,7 @@ from slime.backends.sglang_utils.server_engine import EnginePlacement, EngineSta
 from slime.backends.sglang_utils.servers import EmbeddedEngine, SGLangEngine
 from slime.config.run import RunConfig
 from slime.utils.types import EngineEndpoint
+from tests.arguments.sglang_options import as_installed
 from tests.engines import fake, free_port
 from tests.run_args import config_with
 
@@ -116,9 +117,31 @@ def test_engines_of_the_trained_model_take_adapters_and_keep_the_base_over_a_rel
     assert SGLangEngine(config, place(), "").settings()["lora_target_modules"] == ["all"]
     judge = SGLangEngine(config, place(), "", {"model_path": "/models/judge"})
     assert "enable_lora" not in judge.settings()
-    for count, at_once in ((7, None), (8, 9)):  # the base is one, and there are 8 by default
-        several = make_config(lora_rank=8, lora_merge=False, lora_adapters=[f"a{i}" for i in range(count)])
-        assert SGLangEngine(several, place(), "").preferences().get("max_loras_per_batch") == at_once
+
+
+@pytest.mark.parametrize(
+    ("count", "flags", "at_once"),
+    [
+        (7, {}, 8),  # the base is one, and there are 8 by default
+        (8, {}, 9),
+        (20, {"sglang_max_loras_per_batch": 8}, 21),  # the default, where SGLang is installed
+        (20, {"sglang_max_loras_per_batch": 4}, 4),
+        (2, {"sglang_max_loras_per_batch": 16, "sglang_max_loaded_loras": 32}, 16),
+    ],
+)
+def test_sglang_computes_all_of_several_adapters_at_once_unless_told(monkeypatch, count, flags, at_once):
+    """By the options that SGLang itself has."""
+    as_installed(monkeypatch)
+    names = [f"a{number}" for number in range(count)]
+    config = make_config(lora_rank=16, lora_merge=False, lora_adapters=names, **flags)
+    engine = SGLangEngine(config, place(), "")
+    options = engine.parser().parse_args(engine.command()[3:])
+    assert options.enable_lora and options.lora_target_modules == ["all"]
+    assert (options.max_lora_rank, options.max_loras_per_batch) == (16, at_once)
+    assert options.max_loaded_loras == flags.get("sglang_max_loaded_loras") and options.lora_paths is None
+    judge = SGLangEngine(config, place(), "", {"model_path": "/models/judge"})
+    options = judge.parser().parse_args(judge.command()[3:])
+    assert not options.enable_lora and options.max_lora_rank is None
 
 
 def test_engines_of_the_trained_model_tell_as_many_ids_as_nuclei_need():
