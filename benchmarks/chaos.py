@@ -24,6 +24,7 @@ import tempfile
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,10 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
+from benchmarks.come_and_go import coming_and_going  # noqa: E402
 from examples.calculator_tool.make_data import main as make_data  # noqa: E402
+from examples.two_policies.game import EDITOR, WRITER  # noqa: E402
+from examples.two_policies.make_data import main as make_tasks  # noqa: E402
 from slime.chaos.disturbance import Outcome  # noqa: E402
 from slime.chaos.faults import Kind  # noqa: E402
 from slime.chaos.report import victims  # noqa: E402
@@ -79,8 +83,20 @@ LAYOUTS: Mapping[str, Sequence[str]] = {
         *("--eval-prompt-data", "sums", "{directory}/data/eval.jsonl", "--eval-interval", "2"),
         *(*_gpus(1, 3), _TOLERANT),
     ),
+    "elastic": ("--rollout-spare-gpus", "2", *_gpus(1, 2), _TOLERANT),
+    "engines by their requests": (
+        *("--rollout-spare-gpus", "2", "--rollout-queue-per-engine", "2", "--rollout-scaling-interval", "5"),
+        *("--rollout-max-response-len", "96", *_gpus(1, 2), _TOLERANT),
+    ),
+    "standbys": ("--trainer-standbys", "1", *_gpus(2, 2), _TOLERANT),
+    "policies": (
+        *("--policies", "{directory}/policies.json", "--prompt-data", "{directory}/data/tasks.jsonl"),
+        *("--custom-generate-function-path", "examples.two_policies.game.play", *_gpus(1, 1), _TOLERANT),
+    ),
 }
 """The flags of each; ``{directory}`` is that of the model and the data."""
+ELASTIC = "elastic"
+"""Somebody has its engines join and leave all the time, except in the twin."""
 WITHOUT_TWIN = ("async", "async, two ranks", "fully async", "token log", "evaluations beside training")
 
 
@@ -90,7 +106,7 @@ async def parity_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float
 
 
 def prepare(directory: Path) -> None:
-    """Makes a tiny model, data for it, and the fleet that is evaluated beside training."""
+    """Makes a tiny model, data for it, the fleet that is evaluated beside training, and two policies."""
     make_tiny_model(["--output", str(directory / "model"), "--hidden-size", "64", "--num-layers", "2"])
     rows = ["--sft-rows", "8", "--rl-rows", "64", "--eval-rows", "8"]
     make_data(["--output", str(directory / "data"), *rows])
@@ -99,6 +115,9 @@ def prepare(directory: Path) -> None:
         for name, engines in (("policy", 2), ("judged", 1))
     ]
     (directory / "fleet.json").write_text(json.dumps({"sglang": models}))
+    make_tasks(["--output", str(directory / "data" / "tasks.jsonl")])
+    policies = [{"name": WRITER, "rollout_num_gpus": 2}, {"name": EDITOR}]
+    (directory / "policies.json").write_text(json.dumps({"policies": policies}))
 
 
 def flags(directory: Path, layout: Sequence[str], steps: int) -> list[str]:
@@ -139,10 +158,12 @@ def measure(layout: str, seed: int, plan: Sequence[str], steps: int, reports: Pa
         drawn = seed + _SEEDS_APART * list(LAYOUTS).index(layout)  # or each layout would meet the same faults
         asked = [str(place), "--seed", str(drawn), "--stuck-after", "300", *plan, *twin]
         load = os.getloadavg()[0]
-        run_chaos([*asked, "--", *flags(directory, LAYOUTS[layout], steps)])
+        with coming_and_going(place / "disturbed", drawn) if layout == ELASTIC else nullcontext() as done:
+            run_chaos([*asked, "--", *flags(directory, LAYOUTS[layout], steps)])
         found: dict[str, Any] = json.loads((place / "chaos.json").read_text())
         found["problems"] += broken_promises(place / "disturbed", steps)
     found["differences"] = (found["differences"] or [])[:10]
+    found |= {} if done is None else {"engines": done}
     return {"layout": layout, "commit": _commit(), "load_before": round(load, 1), **found}
 
 
