@@ -27,9 +27,18 @@ class DebugConfig:
     trace: str | None = flag(
         place=True, help="file of what each process did when, for Perfetto or chrome://tracing"
     )
+    otlp_endpoint: str | None = flag(
+        help="OpenTelemetry collector that is sent the same over HTTP, as http://127.0.0.1:4318; keys for it "
+        "are in OTEL_EXPORTER_OTLP_HEADERS"
+    )
     load_forge_rollout_data: str | None = flag(
         place=True, help="dump that slime.rollout.forge_load replays; {rollout_id} in its name is optional"
     )
+
+    @property
+    def collects_spans(self) -> bool:
+        """Whether somebody wants to know what each process and sample did when."""
+        return self.trace is not None or self.otlp_endpoint is not None
 
 
 @dataclass(frozen=True, kw_only=True)

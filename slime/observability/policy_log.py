@@ -24,7 +24,7 @@ class PolicyLog(RunLog):
     """Writes where the run's log writes, under names of the policy, and counts steps of its own."""
 
     def __init__(self, run: RunLog, policy: str) -> None:
-        super().__init__(run.tracker, run.trace)
+        super().__init__(run.tracker, run.sinks)
         self._run, self._policy = run, policy
 
     def count(self, name: str, amount: float) -> None:

@@ -6,11 +6,11 @@ that a crash during the save that follows loses none; the row that ends the step
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from slime.observability.spans import Span, SpanList, TraceFile
+from slime.observability.spans import DRIVER, END, START, STEP, Span, SpanList, SpanSink
 from slime.observability.tracking import Tracker
 
 
@@ -19,14 +19,14 @@ class RunLog:
 
     Attributes:
         tracker: where rows go.
-        trace: where spans go; None without ``--trace``.
+        sinks: where spans go.
         trained_steps: optimizer steps of the run so far, those before a resume included. Roles that train on
             one rollout take theirs side by side, under the same numbers.
     """
 
-    def __init__(self, tracker: Tracker, trace: TraceFile | None = None) -> None:
-        self.tracker, self.trace = tracker, trace
-        self._spans = SpanList()
+    def __init__(self, tracker: Tracker, sinks: Sequence[SpanSink] = ()) -> None:
+        self.tracker, self.sinks = tracker, sinks
+        self._spans, self._part = SpanList(), START
         self.trained_steps = 0
         self._last_trained = -1, 0  # a rollout, and its first step
         self._last_rollout = -1
@@ -35,17 +35,17 @@ class RunLog:
 
     @property
     def traces(self) -> bool:
-        """Whether spans are written, with ``--trace``."""
-        return self.trace is not None
+        """Whether spans go anywhere."""
+        return bool(self.sinks)
 
     @contextmanager
     def span(self, name: str, **attrs: Any) -> Iterator[None]:
-        """Measures the block for ``--trace``."""
+        """Measures the block as a span of the driver."""
         try:
             with self._spans.measure(name, **attrs):
                 yield
         finally:
-            self.spans("driver", self._spans.take())
+            self.spans(DRIVER, self._spans.take())
 
     @contextmanager
     def phase(self, name: str, **attrs: Any) -> Iterator[None]:
@@ -58,9 +58,9 @@ class RunLog:
             self.count(f"{name}_time", time.monotonic() - start)
 
     def spans(self, process: str, spans: Iterable[Span]) -> None:
-        """What a process did when, for ``--trace``."""
-        if self.trace is not None:
-            self.trace.write(process, spans)
+        """What a process did when."""
+        for sink in self.sinks:
+            sink.write(process, spans)
 
     def count(self, name: str, amount: float) -> None:
         """Adds to ``perf/<name>`` of the current step."""
@@ -100,7 +100,20 @@ class RunLog:
     def start_loop(self) -> None:
         """Forgets what the start took, so that the first step counts only its own."""
         self._of_step.clear()
-        self._step_start, self._step_began = time.monotonic(), time.time()
+        self._end_part()
+        self._part = END
+        self._step_start = time.monotonic()
+
+    def close(self) -> None:
+        """Ends the last part of the run, and closes what spans go to."""
+        self._end_part()
+        for sink in self.sinks:
+            sink.close()
+
+    def _end_part(self, part: str = "", **attrs: Any) -> None:
+        now = time.time()
+        self.spans(DRIVER, [Span(part or self._part, self._step_began, now, attrs=attrs)])
+        self._step_began = now
 
     def end_step(self, rollout_id: int) -> None:
         """Writes the phase times of the step, ``perf/step_time`` among them, and starts the next.
@@ -120,5 +133,5 @@ class RunLog:
                 whole["perf/update_weights_floor_share"] = least / taken
         self.rollout(rollout_id, {**self._of_step, **whole})
         self._of_step.clear()
-        self.spans("driver", [Span("step", self._step_began, time.time(), attrs={"rollout": rollout_id})])
-        self._step_start, self._step_began = now, time.time()
+        self._end_part(STEP, rollout=rollout_id)
+        self._step_start = now

@@ -1,4 +1,4 @@
-"""Spans of all processes of a run, in one file of Chrome's trace format (``--trace``).
+"""Spans of all processes of a run, and one file of them in Chrome's trace format (``--trace``).
 
 Perfetto (https://ui.perfetto.dev) and ``chrome://tracing`` open it, also while the run goes on: the
 format lets the array of events end anywhere.
@@ -11,9 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from slime.utils.types import Sample
+
+DRIVER = "driver"
+START, STEP, END = PARTS = ("start", "step", "end")
+"""Spans of the driver that divide a run: each begins where the one before it ended."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,14 @@ class SpanList:
         """Returns the spans so far; the list is empty afterwards."""
         spans, self._spans = self._spans, []
         return spans
+
+
+class SpanSink(Protocol):
+    """A destination of spans."""
+
+    def write(self, process: str, spans: Iterable[Span]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class TraceFile:

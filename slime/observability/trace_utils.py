@@ -94,8 +94,8 @@ def trace_span(
 
 
 def span_of(args: object, target: Sample | Sequence[Sample], name: str) -> AbstractContextManager[Span]:
-    """Opens a span of one sample, or of several, if ``--trace`` asks for it; else one that nobody keeps."""
-    if filled(DebugConfig, args, thin=True).trace is None:  # plug-ins bring args of their own
+    """Opens a span of one sample, or of several, if spans are collected; else one that nobody keeps."""
+    if not filled(DebugConfig, args, thin=True).collects_spans:  # plug-ins bring args of their own
         return nullcontext(Span())
     return trace_span(target if isinstance(target, Sample) else list(target), name)
 

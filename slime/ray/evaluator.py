@@ -69,7 +69,7 @@ class Evaluator:
         """Evaluates every data set.
 
         Returns:
-            The metrics, and spans if ``--trace`` asks.
+            The metrics, and spans if they are collected.
 
         Raises:
             RolloutError: a sample was made by other weights than those that the engines had been given.
@@ -84,7 +84,7 @@ class Evaluator:
         seconds, samples = time.monotonic() - start, evaluated_samples(output)
         self._check(samples, served.version)
         metrics = report_of(self._config, rollout_id, output, seconds)
-        taken = [*spans.take(), *sample_spans(samples)] if self._config.debug.trace else []
+        taken = [*spans.take(), *sample_spans(samples)] if self._config.debug.collects_spans else []
         return metrics, taken
 
     def _output(self, rollout_id: int) -> Any:

@@ -18,7 +18,7 @@ class Generated:
 
     Attributes:
         warnings: what a user should be told of it.
-        spans: of the manager and the samples, if ``--trace`` asks.
+        spans: of the manager and the samples, if they are collected.
         data_state: where the data is after it; None where nobody needs it.
         unsaved: why the position in the data could not be saved; None if it was, or is not.
     """

@@ -185,7 +185,7 @@ class RolloutManager:
         """Evaluates every data set of ``--eval-prompt-data`` or ``--eval-config``.
 
         Returns:
-            The metrics, and spans if ``--trace`` asks.
+            The metrics, and spans if they are collected.
         """
         call = lambda: call_rollout_fn(
             self._eval_fn, self._config.flat, rollout_id, self._data_source, evaluation=True
@@ -326,7 +326,7 @@ class RolloutManager:
         return shards, metrics
 
     def _taken(self, spans: SpanList, samples: list[Sample]) -> list[Span]:
-        return [*spans.take(), *sample_spans(samples)] if self._config.debug.trace else []
+        return [*spans.take(), *sample_spans(samples)] if self._config.debug.collects_spans else []
 
     def _save_state(self, rollout_id: int) -> str | None:
         """Saves the data position with the rollout whose checkpoint will need it; why that failed, if it did.

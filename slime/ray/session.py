@@ -8,7 +8,7 @@ import traceback
 import uuid
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from slime.ray.ending import CannotStart, cause, exit_status, full_disks
 
 if TYPE_CHECKING:  # it imports torch
     from slime.check import Report
+    from slime.observability.spans import SpanSink
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +155,7 @@ def _session(config: RunConfig, loop: Loop, keep_record: Callable[[], None]) -> 
         from slime.backends.sglang_utils.external import external_engines
 
         external_engines(config)  # one that is not there, or another one, is told before anything starts
+    _require_collector(config.debug.otlp_endpoint)
     with _own_save_directory(config.checkpoints):
         keep_record()
         with ray_cluster(config):
@@ -162,22 +164,36 @@ def _session(config: RunConfig, loop: Loop, keep_record: Callable[[], None]) -> 
             _in_cluster(config, loop)
 
 
+def _require_collector(endpoint: str | None) -> None:
+    if endpoint is not None:
+        from slime.observability.otlp import CollectorError, require_collector
+
+        try:
+            require_collector(endpoint)
+        except CollectorError as error:
+            raise CannotStart(str(error)) from error
+
+
 def _in_cluster(config: RunConfig, loop: Loop) -> None:
     from slime.observability.console import ConsoleSink
     from slime.observability.policy_log import silent_steps
     from slime.observability.run_log import RunLog
-    from slime.observability.spans import TraceFile
     from slime.observability.tracking import init_tracking
     from slime.ray.engine_control import engine_control
     from slime.ray.run_page import run_page
     from slime.ray.setup import running_groups
 
     tracker = init_tracking(config)
-    config = run_config(with_context(config.flat, **tracker.context, run_uid=uuid.uuid4().hex))
+    uid = uuid.uuid4().hex
+    config = run_config(with_context(config.flat, **tracker.context, run_uid=uid))
     with putting_away(_PUTTING_AWAY):
         try:
-            log = RunLog(tracker, TraceFile(Path(config.debug.trace)) if config.debug.trace else None)
-            with run_page(config), running_groups(config, log) as groups:
+            sinks = _span_sinks(config, uid)
+            with (
+                closing(RunLog(tracker, sinks)) as log,
+                run_page(config),
+                running_groups(config, log) as groups,
+            ):
                 _warn_if_done(groups.config, groups.actor.start_rollout_id)
                 tracker.add(ConsoleSink(groups.config))
                 for watch in silent_steps(groups.config.policies.trained_policies):
@@ -187,6 +203,20 @@ def _in_cluster(config: RunConfig, loop: Loop) -> None:
                     loop(groups.config, groups.actor, groups.critic, groups.rollout, log)
         finally:
             tracker.finish()
+
+
+def _span_sinks(config: RunConfig, uid: str) -> "list[SpanSink]":
+    """Where spans go, as the flags ask."""
+    from slime.observability.spans import TraceFile
+    from slime.observability.tracking import metrics_path
+
+    sinks: list[SpanSink] = [TraceFile(Path(config.debug.trace))] if config.debug.trace else []
+    if config.debug.otlp_endpoint is not None:
+        from slime.observability.otlp import OtlpSpans
+
+        name = config.tracking.run_name or metrics_path(config).resolve().parent.name
+        sinks.append(OtlpSpans(config.debug.otlp_endpoint, uid, name))
+    return sinks
 
 
 def _warn_if_done(config: RunConfig, start: int) -> None:

@@ -317,14 +317,14 @@ class TrainRayActor(TrainWorker):
 
         Returns:
             The main rank's metrics, a reference to what this role gives to others, if it does, and the rank's
-            spans since the last call: without ``--trace`` those by which ranks are compared.
+            spans since the last call: those by which ranks are compared, unless all are collected.
         """
         shard = ray.get(data_refs[self.parallel_config()["dp_rank"]])
         values = None if inputs is None else ray.get(inputs[self._config.cluster.rank])
         report, trained = self.train_shard(rollout_id, shard, values)
         spans = self._timer.spans.take()
         outputs = ray.put(trained.outputs) if self._role.outputs else None
-        return report, outputs, spans if self._config.debug.trace else spans_alone(spans)
+        return report, outputs, spans if self._config.debug.collects_spans else spans_alone(spans)
 
 
 def _release_cache() -> None:

@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import socket
+from urllib.parse import urlsplit
 
 HIGHEST_PORT = 65535
 
@@ -66,6 +67,15 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
+        return False
+
+
+def is_web_address(url: str) -> bool:
+    """Whether it is the URL of a server of HTTP or HTTPS."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or half a bracket
         return False
 
 

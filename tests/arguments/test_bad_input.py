@@ -403,6 +403,15 @@ CONTRADICTIONS = [
     (dict(eps_clip_c=0.5), "--eps-clip-c 0.5: wanted more than 1"),
     (dict(loss_type="custom_loss"), "--loss-type custom_loss and --custom-loss-function-path"),
     (dict(debug_rollout_only=True, debug_train_only=True), "--debug-train-only and --debug-rollout-only"),
+    (
+        dict(otlp_endpoint="collector:4318"),
+        "--otlp-endpoint collector:4318: is no web address (wanted: http://",
+    ),
+    (
+        dict(otlp_endpoint="http://u:key@c:4318"),
+        "--otlp-endpoint http://c: has more than host, port and path",
+    ),
+    (dict(otlp_endpoint="http://c/v1/traces?k=ey"), "--otlp-endpoint http://c: has more than host, port"),
     (dict(rollout_batch_size="many"), "--rollout-batch-size: invalid int value: 'many'"),
     (dict(loss_type="value_loss"), "--loss-type: invalid choice: 'value_loss'"),
     (

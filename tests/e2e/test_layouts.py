@@ -2,11 +2,13 @@
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.test_resume import numbers
+from tests.otlp_collector import Collector
 from tools.make_tiny_model import main as make_tiny_model
 
 pytestmark = pytest.mark.e2e
@@ -105,7 +107,9 @@ def test_async_training_is_one_rollout_ahead(start, rl_flags, tmp_path: Path) ->
     flags = ["--num-rollout", 3, "--trace", trace, "--update-weight-transport", "disk"]
     flags += ["--update-weight-disk-dir", tmp_path / "versions", "--update-weight-mode", "delta"]
     flags += ["--update-weight-local-checkpoint-dir", tmp_path / "local"]
-    run = start([*rl_flags, *flags], script="train_async.py").expect_success()
+    with Collector() as collector:
+        flags += ["--otlp-endpoint", collector.url, "--run-name", "ahead"]
+        run = start([*rl_flags, *flags], script="train_async.py").expect_success()
     assert sorted(run.rows("train")) == [0, 1, 2]
     for place in ("versions", "local"):  # what has changed, and the checkpoint that was made of it
         assert max(path.name for path in (tmp_path / place).glob("weight*")) == "weight_v000004"
@@ -117,6 +121,7 @@ def test_async_training_is_one_rollout_ahead(start, rl_flags, tmp_path: Path) ->
     assert "note: train_async.py: tokens are older than the weights they train, and nothing" in run.output
     run.expect_no_processes()
     _expect_overlap(trace)
+    _expect_in_traces(collector, trace)
 
 
 def _expect_overlap(trace: Path) -> None:
@@ -138,6 +143,22 @@ def _expect_overlap(trace: Path) -> None:
     # Of what comes after the last training, too.
     updates = [e for process, name, e in spans if (process, name) == ("actor rank 0", "update_weights")]
     assert len(updates) == 4 and updates[-1]["ts"] > trained[-1]["ts"]
+
+
+def _expect_in_traces(collector: Collector, trace: Path) -> None:
+    """Expects that a collector was sent what the file has, each step with a root of its own."""
+    events = json.loads(trace.read_text().rstrip().rstrip(",") + "]")
+    processes = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    written = Counter((processes[event["pid"]], event["name"]) for event in events if event["ph"] == "X")
+    spans = collector.spans
+    assert Counter((span.process, span.name) for span in spans) == written
+    roots = {span.trace: span.name for span in spans if not span.parent}
+    assert sorted(roots.values()) == ["end", "start", "step", "step", "step"]
+    assert {span.trace for span in spans} <= roots.keys()
+    assert {span.resource["slime_run"] for span in spans} == {"ahead"}
+    rollouts = {span.id for span in spans if span.name == "rollout"}
+    samples = [span for span in spans if span.name == "generate"]
+    assert all(span.parent in rollouts and {"sample", "group"} <= span.attrs.keys() for span in samples)
 
 
 def _ages(run) -> list[tuple[float, float]]:

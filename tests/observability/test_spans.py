@@ -81,4 +81,6 @@ def test_nothing_is_kept_of_a_sample_unless_asked_for():
     assert isinstance(span, SampleSpan) and not hasattr(sample, "trace")
     with span_of(run_args(trace="trace.json"), [sample], "generate"):
         pass
-    assert [span.name for span in sample_spans([sample])] == ["generate"]
+    with span_of(run_args(otlp_endpoint="http://collector"), sample, "reward_model"):
+        pass
+    assert [span.name for span in sample_spans([sample])] == ["generate", "reward_model"]

@@ -1,10 +1,12 @@
 import pytest
 import ray
 
+from slime.observability import otlp
 from slime.ray import session
 from slime.ray.cluster import ClusterTooSmall
 from slime.ray.ending import cause, exit_status
 from slime.ray.waiting import ProcessDied, wait_all
+from tests.engines import free_port
 from tests.run_args import config_with
 
 
@@ -56,3 +58,13 @@ def test_a_cluster_that_is_too_small_is_one_line_and_a_fault_has_its_traceback(
     assert found.strip().splitlines()[-1] == f"error: {cause(error)}"
     if not traces:
         assert len(found.strip().splitlines()) == 1
+
+
+def test_a_collector_that_is_not_there_is_one_line_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(otlp, "_START_TIMEOUT_S", 0.2)
+    config = config_with(otlp_endpoint=f"http://127.0.0.1:{free_port()}")
+    assert session._run(config, pytest.fail, pytest.fail) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"error: --otlp-endpoint {config.debug.otlp_endpoint}: ")

@@ -360,8 +360,8 @@ def test_a_rank_trains_on_the_shard_of_its_data_parallel_rank_and_what_its_own_r
     seen = []
 
     class Actor(TrainRayActor):
-        def __init__(self):
-            self._config, self._role = config_with(rank=3, trace=None), MagicMock(outputs=())
+        def __init__(self, collector=None):
+            self._config, self._role = config_with(rank=3, otlp_endpoint=collector), MagicMock(outputs=())
             self._timer = Timer()
 
         def parallel_config(self):
@@ -377,6 +377,11 @@ def test_a_rank_trains_on_the_shard_of_its_data_parallel_rank_and_what_its_own_r
     monkeypatch.setattr(train_worker.ray, "get", lambda ref: f"what {ref} refers to")
     _, _, spans = Actor().train(5, ["shard 0", "shard 1"], [f"values {rank}" for rank in range(4)])
     assert [span.name for span in spans] == ["log_probs"]  # by which ranks are compared, without --trace too
+    _, _, spans = Actor("http://collector").train(
+        5, ["shard 0", "shard 1"], [f"values {rank}" for rank in range(4)]
+    )
+    assert [span.name for span in spans] == ["log_probs", "actor_train"]
+    del seen[0]
     Actor().train(6, ["shard 0", "shard 1"])
     values = "what values 3 refers to"
     assert seen == [(5, "what shard 1 refers to", values), (6, "what shard 1 refers to", None)]

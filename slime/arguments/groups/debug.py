@@ -3,12 +3,14 @@
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 from zipfile import is_zipfile
 
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.rollout import REPLAY_FUNCTION, replays
 from slime.arguments.validate.outputs import bad_output, bad_template
 from slime.config.debug import CiConfig, DebugConfig
+from slime.utils.addresses import is_web_address
 
 
 def trains_only(args: Namespace) -> bool:
@@ -37,6 +39,21 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield f"--load-forge-rollout-data: needs --rollout-function-path {REPLAY_FUNCTION}"
     if args.ci_test and args.loss_type == "sft_loss":
         yield "--ci-test: --loss-type sft_loss has no log-probs of engine or old policy to check"
+    if args.otlp_endpoint is not None:
+        yield from _bad_collector(args.otlp_endpoint)
+
+
+def _bad_collector(url: str) -> Iterator[str]:
+    """No address, or one that holds a key: command lines are seen by others, and kept in records."""
+    if not is_web_address(url):
+        yield f"--otlp-endpoint {url}: is no web address (wanted: http://HOST:4318)"
+        return
+    parts = urlsplit(url)
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        yield (
+            f"--otlp-endpoint {parts.scheme}://{parts.hostname}: has more than host, port and path "
+            "(wanted: keys in OTEL_EXPORTER_OTLP_HEADERS)"
+        )
 
 
 def missing(args: Namespace) -> Iterator[str]:

@@ -3,11 +3,11 @@
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.rollout import generates_by_default
 from slime.config.rewards import RewardConfig
+from slime.utils.addresses import is_web_address
 from slime.utils.allowed_hosts import HostRefused, bad_entries, require_listed
 
 _SCORERS = "slime.rollout.rm_hub."
@@ -38,7 +38,7 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield "--rm-type: missing (wanted: a reward type, or --custom-rm-path)"
     yield from bad_reward_type("--rm-type", args.rm_type, args.rm_url)
     yield from _bad_overlong_buffer(args)
-    if args.rm_url is not None and not _is_web_address(args.rm_url):
+    if args.rm_url is not None and not is_web_address(args.rm_url):
         yield f"--rm-url {args.rm_url}: wanted an address, http://host:port/path or https://..."
     elif args.allowed_hosts is not None:
         yield from _bad_hosts(args.allowed_hosts, args.rm_url)
@@ -70,14 +70,6 @@ def notes(args: Namespace) -> Iterator[str]:
         yield f"--overlong-penalty-factor {args.overlong_penalty_factor}: needs --overlong-buffer-len"
     if args.overlong_buffer_len is not None and _makes_numbers(args):
         yield "--overlong-buffer-len: has no effect, rewards are processed by a function of your own"
-
-
-def _is_web_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, or half a bracket
-        return False
 
 
 def _makes_numbers(args: Namespace) -> bool:
