@@ -297,10 +297,13 @@ SAMPLED: dict[str, tuple[str, ...]] = {
         )
         for name in ("app", "arguments", "launch", "model")
     },
-    "slime/backends/sglang_utils/router.py": (
-        "backends/sglang_utils/test_router_requests",
-        "backends/sglang_utils/test_router",
-    ),
+    **{
+        f"slime/backends/sglang_utils/{name}.py": (
+            "backends/sglang_utils/test_router_requests",
+            "backends/sglang_utils/test_router",
+        )
+        for name in ("router", "router_commands")
+    },
     **{
         f"slime/backends/megatron_utils/{name}.py": (f"{_MEGATRON}/test_mtp",)
         for name in ("mtp_step", "mtp_checkpoint")

@@ -11,6 +11,7 @@ from slime.config.nucleus import NucleusConfig
 from slime.config.off_policy import OffPolicyConfig
 from slime.config.precision import PrecisionConfig
 from slime.config.router import RouterConfig
+from slime.config.tracking import TrackingConfig
 from slime.config.trainer import TrainerConfig
 from slime.config.weight_sync import WeightSyncConfig
 
@@ -32,4 +33,5 @@ class ServerConfig:
     trainer: TrainerConfig
     router: RouterConfig
     weight_sync: WeightSyncConfig
+    tracking: TrackingConfig
     others: Mapping[str, Any]

@@ -44,7 +44,8 @@ class TrackingConfig:
     prometheus_port: int | None = flag(
         at_least=1,
         at_most=65535,
-        help="port of this machine's loopback at which the driver serves the newest metrics: /metrics",
+        help="port of this machine's loopback at which the driver serves the newest metrics, and those of "
+        "engines and routers: /metrics",
     )
     log_multi_turn: bool = flag(
         False, help="log lengths with and without what tools said, and turns: multi_turn/..."

@@ -11,13 +11,16 @@ The JSONL file and the console line are always on; wandb, tensorboard and Promet
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from slime.config.metrics import MetricsConfig
 from slime.observability.jsonl import JsonlWriter
 from slime.observability.tensorboard_utils import TensorboardSink
 from slime.observability.wandb_utils import WandbSink
 from slime.utils.misc import plain_number
+
+if TYPE_CHECKING:
+    from slime.observability.prometheus import PrometheusSink
 
 Axis = Literal["train", "rollout", "eval"]
 
@@ -38,11 +41,17 @@ class Tracker:
 
     Attributes:
         context: what became known when the sinks were opened, for ``with_context``.
+        prometheus: the sink of ``--prometheus-port``; None without.
     """
 
-    def __init__(self, sinks: Sequence[Sink], context: Mapping[str, Any] | None = None) -> None:
-        self._sinks = list(sinks)
-        self.context = dict(context or {})
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        context: Mapping[str, Any] | None = None,
+        prometheus: "PrometheusSink | None" = None,
+    ) -> None:
+        self._sinks = [*sinks, prometheus] if prometheus else list(sinks)
+        self.context, self.prometheus = dict(context or {}), prometheus
 
     def add(self, sink: Sink) -> None:
         """Adds a destination of rows."""
@@ -88,12 +97,13 @@ def init_tracking(config: MetricsConfig) -> Tracker:
         context["wandb_run_id"] = wandb.run_id
     if config.tracking.use_tensorboard:
         sinks.append(TensorboardSink(config))
+    prometheus = None
     if config.tracking.prometheus_port is not None:
         # Late, as its package is; runs without it do not pay.
         from slime.observability.prometheus import PrometheusSink
 
-        sinks.append(PrometheusSink(config.tracking.prometheus_port))
-    return Tracker(sinks, context)
+        prometheus = PrometheusSink(config.tracking.prometheus_port)
+    return Tracker(sinks, context, prometheus)
 
 
 def metrics_path(config: MetricsConfig) -> Path:

@@ -18,6 +18,7 @@ from slime.ray.membership_checks import (
     require_drainable,
     require_others,
 )
+from slime.ray.metrics_pages import MetricsPage, pages_of
 from slime.ray.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -105,15 +106,17 @@ class Membership:
         for model in self._models.values():
             free = model.free_ranks()
             rows += [self._row(model, engine) for engine in (*model.engines, *model.joiners)]
-            empty = {
-                rank: "free" if rank in free else "free when its notice ends" for rank in model.empty_ranks()
-            }
-            rows += [EngineRow(model.name, rank, "", state, "") for rank, state in empty.items()]
+            for rank in model.empty_ranks():
+                state = "free" if rank in free else "free when its notice ends"
+                rows.append(EngineRow(model.name, rank, "", state, ""))
         return sorted(rows, key=lambda row: row.rank)
 
+    def metrics_pages(self) -> list[MetricsPage]:
+        """Where engines and routers show their metrics."""
+        return pages_of(self._models.values())
+
     def _row(self, model: ServedModel, engine: Engine) -> EngineRow:
-        url = engine.url if engine.has_started else ""
-        state = engine.state.value
+        url, state = engine.url if engine.has_started else "", engine.state.value
         if engine.rank in self._to_drain and engine.state is not EngineState.DRAINING:
             state += ", drains after the update"
         elif engine.joins and engine.state is EngineState.READY:

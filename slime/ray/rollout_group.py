@@ -320,11 +320,11 @@ class RolloutGroup:
                 self._call("onload", ["kv_cache", "cuda_graph"])
             self._check_policy()
 
-    def ask_fleet(self, method: str, *arguments: object) -> Any:
+    def ask_fleet(self, method: str, *arguments: object, timeout: float = _FLEET_TIMEOUT) -> Any:
         """What the fleet's `Membership` answers; from any thread."""
         ref = self._manager.ask_membership.remote(method, *arguments)
         with losses_named(self._state is not None):
-            return self._members.take(wait_one(ref, f"rollout manager: engines: {method}", _FLEET_TIMEOUT))
+            return self._members.take(wait_one(ref, f"rollout manager: engines: {method}", timeout))
 
     def shutdown(self) -> None:
         """Stops engines and router; an unfinished rollout is lost."""

@@ -9,6 +9,7 @@ import uuid
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,11 +28,14 @@ from slime.ray.ending import CannotStart, cause, exit_status, full_disks
 if TYPE_CHECKING:  # it imports torch
     from slime.check import Report
     from slime.observability.spans import SpanSink
+    from slime.observability.tracking import Tracker
+    from slime.ray.setup import Groups
 
 logger = logging.getLogger(__name__)
 
 Loop = Callable[..., None]
 
+_METRICS_TIMEOUT = 2.0  # seconds for the rollout side to say which engines and routers there are
 _PUTTING_AWAY = 6.0  # seconds after SIGTERM; who sends it kills ten seconds later, often
 
 
@@ -199,10 +203,18 @@ def _in_cluster(config: RunConfig, loop: Loop) -> None:
                 for watch in silent_steps(groups.config.policies.trained_policies):
                     tracker.add(watch)
                 log.start_loop()
-                with engine_control(groups.config, groups.rollout):
+                with engine_control(groups.config, groups.rollout), _carrying(tracker, groups):
                     loop(groups.config, groups.actor, groups.critic, groups.rollout, log)
         finally:
             tracker.finish()
+
+
+def _carrying(tracker: "Tracker", groups: "Groups") -> AbstractContextManager[None]:
+    """Has the page of ``--prometheus-port`` show what engines and routers measure."""
+    if tracker.prometheus is None:
+        return nullcontext()
+    find = partial(groups.rollout.ask_fleet, "metrics_pages", timeout=_METRICS_TIMEOUT)
+    return tracker.prometheus.carrying(find, groups.config.router.sglang_api_key)
 
 
 def _span_sinks(config: RunConfig, uid: str) -> "list[SpanSink]":

@@ -6,11 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from slime.backends.sglang_utils.client import EngineClient
 from slime.rollout.sglang_rollout import get_model_url
@@ -24,6 +27,7 @@ pytestmark = pytest.mark.e2e
 
 _KILL_AT = 20  # a sample of the second rollout
 NOTE = "SLIME_TEST_JUDGE"
+PAGE = "SLIME_TEST_PAGE"
 UPDATE_NOTE = "SLIME_TEST_UPDATE"
 
 
@@ -32,6 +36,7 @@ async def judged_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float
     note = Path(os.environ[NOTE])
     if (sample.index or 0) >= _KILL_AT and not note.exists():
         note.write_text("killed")
+        note.with_name("page").write_text(_page())
         os.kill(_judge(note.parent), signal.SIGKILL)
     payload = {"input_ids": sample.tokens, "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
     answer = await post(get_model_url(args, "judge"), payload)
@@ -39,6 +44,17 @@ async def judged_reward(args: Namespace, sample: Sample, **kwargs: Any) -> float
     if version != "default":
         raise ValueError(f"the judge has got weights of version {version}")
     return float(answer["output_ids"][0] % 2)
+
+
+def _page() -> str:
+    """The metrics of the run, once its two engines and two routers are on the page."""
+    deadline = time.monotonic() + 300
+    while True:
+        with urlopen(os.environ[PAGE], timeout=120) as answer:
+            page: str = answer.read().decode()
+        up = [line[-2:] for line in page.splitlines() if line.startswith("slime_up{")]
+        if up == [" 1"] * 4 or time.monotonic() > deadline:
+            return page
 
 
 def _judge(directory: Path) -> int:
@@ -76,8 +92,11 @@ def test_a_judge_beside_the_policy_is_never_updated_and_comes_back_when_it_was_k
 ) -> None:
     note = fleet.with_name("note")
     monkeypatch.setenv(NOTE, str(note))
+    port = free_port()
+    monkeypatch.setenv(PAGE, f"http://127.0.0.1:{port}/metrics")
     flags = ["--sglang-config", fleet, "--rollout-num-gpus", 2, "--num-rollout", 3, "--use-fault-tolerance"]
-    run = start([*rl_flags, *flags, "--custom-rm-path", "tests.e2e.test_fleets.judged_reward"])
+    flags += ["--prometheus-port", port, "--custom-rm-path", "tests.e2e.test_fleets.judged_reward"]
+    run = start([*rl_flags, *flags])
     run.expect_success()
     assert note.read_text() == "killed"
     assert len(run.rows("train")) == 3
@@ -85,7 +104,22 @@ def test_a_judge_beside_the_policy_is_never_updated_and_comes_back_when_it_was_k
         (row["fleet/judge/engines"], row["fleet/judge/replaced"]) for row in run.rows("rollout").values()
     ]
     assert fates == [(1, 0), (1, 1), (1, 1)]
+    _expect_all_on(note.with_name("page").read_text())
     run.expect_no_processes()
+
+
+def _expect_all_on(page: str) -> None:
+    """Expects the metrics of both models' engines and routers beside those of the driver."""
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    found = [(one.labels, one.value) for one in samples if one.name == "slime_up"]
+    up = {(labels["model"], labels.get("engine")): value for labels, value in found}
+    assert up == {("policy", "0"): 1, ("policy", None): 1, ("judge", "1"): 1, ("judge", None): 1}
+    tokens = {
+        one.labels["engine"]: one.value for one in samples if one.name == "sglang:generation_tokens_total"
+    }
+    assert tokens.keys() == {"0", "1"} and min(tokens.values()) > 0
+    routers = {one.labels["model"] for one in samples if "router" in one.labels and one.name != "slime_up"}
+    assert routers == {"policy", "judge"} and any(one.name == "slime_rollout_raw_reward" for one in samples)
 
 
 @pytest.fixture

@@ -104,6 +104,7 @@ class Source:
 
 class Router:
     url = "http://router"
+    metrics_url: str | None = "http://router:9/metrics"
 
     def __init__(self, cluster: Cluster) -> None:
         if cluster.router_starts and (reason := cluster.router_starts.pop(0)):

@@ -55,6 +55,23 @@ def test_an_engine_leaves_once_it_has_answered_and_its_place_is_free(cluster: Cl
     assert model.has_changed and model.counts() == {"engines": 2, "missing": 0, "replaced": 0}
 
 
+def test_the_metrics_pages_are_those_of_routers_and_of_engines_that_have_not_died(cluster: Cluster) -> None:
+    first, second = serving(cluster, 2), serving(cluster, 2, "judge", first_rank=2)
+    members = Membership({"default": first, "judge": second})
+    first.engines[1].become(EngineState.DEAD)
+    second.engines[0].become(EngineState.DRAINING)
+    assert second.router is not None
+    second.router.metrics_url = None  # somebody else's
+    assert [(page.url, dict(page.labels)) for page in members.metrics_pages()] == [
+        ("http://router:9/metrics", {"model": "default", "router": "router"}),
+        ("http://engine0/metrics", {"model": "default", "engine": "0"}),
+        ("http://engine2/metrics", {"model": "judge", "engine": "2"}),
+        ("http://engine3/metrics", {"model": "judge", "engine": "3"}),
+    ]
+    late = cluster.model(1, "late", 4)  # whose engines have not begun to start
+    assert Membership({"late": late}).metrics_pages() == []
+
+
 def test_its_requests_have_so_many_seconds_and_a_dead_one_has_none(cluster: Cluster) -> None:
     members = Membership({"default": serving(cluster, 3)})
     cluster.loads = {URL.format(0): 1, URL.format(1): 1}

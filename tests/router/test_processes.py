@@ -15,7 +15,8 @@ import httpx
 import psutil
 import pytest
 
-from slime.backends.sglang_utils.router import RouterError, RouterProcess, slime_router_command, start_router
+from slime.backends.sglang_utils.router import RouterError, RouterProcess, start_router
+from slime.backends.sglang_utils.router_commands import slime_router_command
 from slime.config.run import run_config
 from slime.router import processes
 from slime.router.processes import Line, Parent
@@ -66,6 +67,7 @@ def test_an_engine_serves_from_its_registration_to_its_removal(count: int, start
     for engine in engines:
         router.register_worker(engine.url)
     assert [worker["url"] for worker in router.list_workers()] == [engine.url for engine in engines]
+    assert "slime_router_workers" in HTTP.get(str(router.metrics_url)).text
     for _ in range(12):  # so many that every process gets some
         assert HTTP.post(f"{router.url}/generate", json=GENERATE).json()["output_ids"] == [3, 2, 1]
     assert all(engine.seen("generate") for engine in engines)

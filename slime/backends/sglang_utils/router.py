@@ -12,13 +12,9 @@ It rewrites requests and drops fields it does not know, among them ``return_rout
 sampling parameters, ``custom_params``, ``logit_bias`` and misspelt names.
 """
 
-import argparse
-import json
 import math
-import os
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -35,9 +31,8 @@ from tenacity import (
     wait_fixed,
 )
 
-from slime.backends.sglang_utils.command_line import command_line, parser_actions
+from slime.backends.sglang_utils.router_commands import metrics_address, router_command, slime_router_command
 from slime.config.fleet import FleetConfig
-from slime.config.run import options_of, values_of
 from slime.processes.child import ManagedProcess
 from slime.processes.secret_options import hide_options
 from slime.processes.silence import Silence
@@ -61,9 +56,13 @@ class Router(Protocol):
 
     To the rollout code it serves ``POST /generate``, and ``GET /workers`` as ``list_workers`` gives it. All
     methods may raise RouterError, and every request of theirs has a deadline.
+
+    Attributes:
+        metrics_url: where it shows its metrics to Prometheus; None where that is not known.
     """
 
     url: str
+    metrics_url: str | None
 
     def register_worker(self, url: str, kind: str = "regular") -> None:
         """Adds an engine that already serves and returns when it gets traffic."""
@@ -89,6 +88,7 @@ class RouterProcess:
 
     Args:
         hang_timeout: seconds without an answer after which it has failed, though it runs.
+        metrics_url: where it shows its metrics.
     """
 
     def __init__(
@@ -97,8 +97,9 @@ class RouterProcess:
         url: str,
         api_key: str | None = None,
         hang_timeout: float = math.inf,
+        metrics_url: str | None = None,
     ) -> None:
-        self.process = process
+        self.process, self.metrics_url = process, metrics_url
         self._hang_timeout = hang_timeout
         self._silence = Silence()
         self.url = url
@@ -253,6 +254,7 @@ def start_router(
     Raises:
         RouterError: it ended or does not answer within ``--engine-startup-timeout``; quotes its log.
     """
+    metrics = http_url(host, port)
     if config.slime_router.use_slime_router:
         args_path = Path(log_path).with_suffix(".args.json")
         command = slime_router_command(config, host=host, port=port, api_key=api_key, args_path=args_path)
@@ -260,6 +262,7 @@ def start_router(
         command = router_command(
             config, host=host, port=port, prometheus_port=prometheus_port, api_key=api_key
         )
+        metrics = metrics_address(config, host, prometheus_port)
     argv, secrets = hide_options(command)
     process = ManagedProcess(
         argv,
@@ -268,75 +271,10 @@ def start_router(
         env={"NO_COLOR": "1", **secrets},
     )
     hang_timeout = config.fault_tolerance.rollout_router_hang_timeout
-    router = RouterProcess(process, http_url(host, port), api_key, hang_timeout)
+    router = RouterProcess(process, http_url(host, port), api_key, hang_timeout, f"{metrics}/metrics")
     try:
         router.wait_ready(config.cluster.engine_startup_timeout)
     except RouterError:
         router.shutdown()
         raise
     return router
-
-
-def router_command(
-    config: FleetConfig, *, host: str, port: int, prometheus_port: int, api_key: str | None = None
-) -> list[str]:
-    """The command line: every ``args.router_*`` that differs from the router's default, and ours."""
-    from sglang_router.router_args import RouterArgs
-
-    parser = argparse.ArgumentParser("sglang_router.launch_router")
-    RouterArgs.add_cli_args(parser)
-    actions = parser_actions(parser)
-    given = options_of(config, "router_")
-    values = {dest: value for dest in actions if (value := given.get(dest)) is not None}
-    changed = {dest for dest, value in values.items() if value != actions[dest].default}
-    values |= _defaults_for_training(config, changed)
-    values = {"prometheus_port": prometheus_port, "prometheus_host": host} | values
-    values |= {"host": host, "port": port}
-    if api_key:
-        values["api_key"] = api_key
-    return [sys.executable, "-m", "sglang_router.launch_router", *command_line(parser, values)]
-
-
-def _defaults_for_training(config: FleetConfig, changed: set[str]) -> dict[str, Any]:
-    """Values for options that the user left alone.
-
-    Health checks and circuit breakers are off, because an engine that is paused, updated or offloaded
-    looks sick and would get no traffic for a while afterwards; and the run watches its engines itself and
-    takes a dead one out. Whoever sets an option of theirs has them back.
-    """
-    values: dict[str, Any] = {}
-    if not any(dest.startswith("health_") for dest in changed):
-        values["disable_health_check"] = True
-    if not any(dest.startswith("cb_") for dest in changed):
-        values["disable_circuit_breaker"] = True
-    if "request_timeout_secs" not in changed:
-        values["request_timeout_secs"] = config.router.sglang_router_request_timeout_secs
-    return values
-
-
-def slime_router_command(
-    config: FleetConfig, *, host: str, port: int, api_key: str | None, args_path: Path
-) -> list[str]:
-    """Returns the command line of slime's own router: a file that only this user reads, and that it removes.
-
-    It serves the stock router's ``/workers``, so `RouterProcess` speaks to both. Bodies pass through it
-    untouched, and a request is sent to a second engine only if the first could not be connected to.
-
-    The file has all of ``args`` that JSON can say: middleware of users' may read any of it.
-    """
-    values = {name: value for name, value in values_of(config).items() if _is_plain(value)}
-    place = {"sglang_router_ip": host, "sglang_router_port": port, "sglang_api_key": api_key}
-    args_path.parent.mkdir(parents=True, exist_ok=True)
-    args_path.unlink(missing_ok=True)
-    descriptor = os.open(args_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(values | place, file)
-    return [sys.executable, "-m", "slime.router", str(args_path)]
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, str | int | float)

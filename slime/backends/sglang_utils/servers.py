@@ -111,6 +111,10 @@ class EmbeddedEngine(ServerEngine):
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "base_gpu_id": self.placement.base_gpu_id}
 
+    def preferences(self) -> dict[str, Any]:
+        asked = self.config.tracking.prometheus_port is not None
+        return {**super().preferences(), **({"enable_metrics": True} if asked else {})}
+
     def environment(self) -> Mapping[str, str | None]:
         """One thread, not spinning: measured 10 to 20 times faster than OpenMP's default on shared cores."""
         defaults = {

@@ -2,11 +2,13 @@ import asyncio
 import sys
 from typing import Any
 
+import httpx
 import pytest
 from sglang_router.launch_router import parse_router_args
 
 from slime.arguments.core.parser import build_parser
-from slime.backends.sglang_utils.router import RouterError, router_command, start_router
+from slime.backends.sglang_utils.router import RouterError, start_router
+from slime.backends.sglang_utils.router_commands import metrics_address, router_command
 from slime.processes.secret_options import hide_options
 from slime.utils import http_utils
 from slime.utils.http_utils import (
@@ -73,11 +75,15 @@ def test_the_router_shows_its_metrics_where_it_is_told(place):
     words = f"--router-prometheus-host {place[0]} --router-prometheus-port {place[1]}"
     router_args = parsed(**given(*words.split()))
     assert (router_args.prometheus_host, router_args.prometheus_port) == place
+    asked = metrics_address(config_with(**given(*words.split())), "127.0.0.1", 2)
+    assert asked == {"10.0.0.1": "http://10.0.0.1:3", "0.0.0.0": "http://127.0.0.1:29000"}[place[0]]
 
 
 def test_two_runs_have_a_router_each_on_one_machine(start):
     routers = [start(**given()), start(**given())]
     assert all(router.is_alive() for router in routers)
+    for router in routers:
+        httpx.get(router.metrics_url, timeout=60).raise_for_status()
 
 
 def test_router_flags_are_passed_on():

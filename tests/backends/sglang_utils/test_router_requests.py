@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from slime.backends.sglang_utils import router as router_module
-from slime.backends.sglang_utils.router import RouterError, RouterProcess, router_command
+from slime.backends.sglang_utils.router import RouterError, RouterProcess
+from slime.backends.sglang_utils.router_commands import router_command
 from slime.config.run import RunConfig
 from slime.processes import silence
 from tests.run_args import config_with
@@ -278,7 +279,7 @@ def test_a_run_leaves_out_what_would_take_its_engines_for_sick_unless_told():
 
 
 def test_plain_values_are_those_that_json_can_say():
-    from slime.backends.sglang_utils.router import _is_plain
+    from slime.backends.sglang_utils.router_commands import _is_plain
 
     for value in (None, 1, 2.5, "a", True, [1, ("b", None)], {"a": {"b": [1]}}):
         assert _is_plain(value)

@@ -88,6 +88,12 @@ def test_the_run_decides_model_address_seed_and_size():
     assert not options.enable_memory_saver
 
 
+def test_an_embedded_engine_shows_its_metrics_where_somebody_asks_for_them():
+    assert not embedded_options(make_config(), place()).enable_metrics
+    assert embedded_options(make_config(prometheus_port=9464), place()).enable_metrics
+    assert embedded_options(make_config(sglang_enable_metrics=True), place()).enable_metrics
+
+
 def test_without_a_tensor_parallel_flag_an_engine_uses_all_its_gpus():
     assert sglang_options(make_config(), place(num_gpus=2)).tp_size == 2
 
