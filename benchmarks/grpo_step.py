@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -101,15 +102,23 @@ def cpu_per_step(readings: list[Counter[str]]) -> dict[str, float]:
 
 
 def run_steps(
-    model: Path, prompts: Path, steps: int, metrics: Path, ranks: int = 1, reference: bool = True
+    model: Path,
+    prompts: Path,
+    steps: int,
+    metrics: Path,
+    ranks: int = 1,
+    reference: bool = True,
+    flags: Sequence[object] = (),
 ) -> dict[str, float]:
     """Runs the steps, and returns the CPU seconds of one.
 
     Args:
         ranks: trainer processes, and engines beside them.
         reference: whether a step has a pass over a reference model.
+        flags: of the run, beside its own.
     """
-    flags = [
+    words = [
+        *flags,
         *(
             "--hf-checkpoint",
             model,
@@ -127,9 +136,9 @@ def run_steps(
         *("--use-dynamic-batch-size", "--max-tokens-per-gpu", 8192, "--metrics-file", metrics),
     ]
     if reference:
-        flags += ["--use-kl-loss", "--kl-loss-coef", 0.0, "--ref-load", model]
+        words += ["--use-kl-loss", "--kl-loss-coef", 0.0, "--ref-load", model]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "train.py", *map(str, flags)]
+    command = [sys.executable, "train.py", *map(str, words)]
     with subprocess.Popen(command, cwd=ROOT, env=env) as run:
         readings = watch_steps(run, metrics)
     if run.returncode:

@@ -78,6 +78,7 @@ AT_NIGHT = {
         f"python benchmarks/{name}.py": "tests/benchmarks/test_scripts.py"
         for name in (
             "grpo_step",
+            "observing",
             "startup",
             "in_flight",
             "random_syncs",
