@@ -61,19 +61,29 @@ def kind_of(process: psutil.Process) -> str:
 
 
 class CpuClock:
-    """CPU seconds (user + system) of a run's processes, by kind; those of ended ones are kept."""
+    """CPU seconds (user + system) of a run's processes, by kind; those of ended ones are kept.
+
+    Attributes:
+        is_late: whether a trainer or an engine of the reading before was gone at the last one.
+    """
 
     def __init__(self, driver: int) -> None:
         self._driver = psutil.Process(driver)
         self._seen: dict[int, tuple[str, float]] = {}
+        self._working: set[int] = set()
+        self.is_late = False
 
     def read(self) -> Counter[str]:
+        before, self._working = self._working, set()
         for process in [self._driver, *self._driver.children(recursive=True)]:
             try:
                 times = process.cpu_times()
-                self._seen[process.pid] = kind_of(process), times.user + times.system
+                kind = kind_of(process)
+                self._seen[process.pid] = kind, times.user + times.system
+                self._working |= {process.pid} if kind != "others" else set()
             except psutil.Error:  # it has ended since it was listed
                 continue
+        self.is_late = bool(before - self._working)
         total: Counter[str] = Counter()
         for kind, seconds in self._seen.values():
             total[kind] += seconds
@@ -85,11 +95,14 @@ def steps_ended(metrics: Path) -> int:
 
 
 def watch_steps(run: subprocess.Popen[bytes], metrics: Path) -> list[Counter[str]]:
-    """The run's CPU clock at the end of each step."""
+    """The CPU clock at the end of each step; not of the last one, if the run ends before it is read."""
     clock, readings = CpuClock(run.pid), []
     while run.poll() is None:
         if steps_ended(metrics) > len(readings):
-            readings.append(clock.read())
+            reading = clock.read()
+            if clock.is_late:
+                break
+            readings.append(reading)
         time.sleep(0.05)
     return readings
 

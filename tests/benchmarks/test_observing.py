@@ -1,7 +1,13 @@
 """What the benchmark of watching makes of what it has measured."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
+from benchmarks import grpo_step
+from benchmarks.grpo_step import CpuClock
 from benchmarks.observing import figures, ledger_seconds
 
 
@@ -18,3 +24,15 @@ def test_watching_is_what_a_step_takes_beyond_one_without():
 
 def test_the_books_of_a_step_are_balanced():
     assert ledger_seconds(repeats=2) > 0
+
+
+def test_a_reading_after_an_engine_has_ended_is_late(monkeypatch):
+    """What it took since the reading before is not known any more."""
+    monkeypatch.setattr(
+        grpo_step, "kind_of", lambda process: "engine" if process.pid == engine.pid else "others"
+    )
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as engine:
+        clock = CpuClock(os.getpid())
+        assert clock.read().keys() >= {"engine"} and not clock.is_late
+        assert clock.read() and not clock.is_late
+    assert clock.read()["engine"] >= 0 and clock.is_late

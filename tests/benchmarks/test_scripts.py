@@ -37,7 +37,7 @@ SCRIPTS = {
     "rollout_driver": ["--samples", "64", "--rounds", "1"],
     "convert_30b": ["--layers", "1", "--experts", "2", "--vocab-size", "512"],
     "grpo_step": ["--sizes", "0.5M", "--steps", "2"],
-    "observing": ["--size", "0.5M", "--rounds", "1", "--steps", "1"],
+    "observing": ["--size", "0.5M", "--rounds", "1", "--steps", "2"],
     "startup": ["--rounds", "1"],
     "recovery": ["--rounds", "1"],
     "killed_engines": ["--steps", "4"],
