@@ -87,6 +87,7 @@ AT_NIGHT = {
             "chaos",
             "sync_model",
             "sync_memory",
+            "shard_sync",
         )
     },
     **{
