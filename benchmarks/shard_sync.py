@@ -53,8 +53,8 @@ def updates(
     model = get_model(config)
     load_hf_weights(args, model, args.hf_checkpoint)
     ways = {
-        WHOLE: WeightUpdate(config, HfWeights(args, model), [HandleTransport(config)]),
-        SHARDS: WeightUpdate(config, HfWeights(args, model), [ShardTransport(config)]),
+        WHOLE: WeightUpdate(config, HfWeights(args, model), [HandleTransport(config)], writer="one"),
+        SHARDS: WeightUpdate(config, HfWeights(args, model), [ShardTransport(config)], writer="one"),
     }
     for update in ways.values():
         update.connect([endpoint])

@@ -195,7 +195,8 @@ def measure(size: str, counts: Sequence[int], repeats: int, directory: Path) -> 
             processes.append(psutil.Process(process.pid))
         updates: dict[tuple[str, int], WeightUpdate] = {}
         for name, engines in product(kinds, (1, *counts)):
-            updates[name, engines] = update = WeightUpdate(config, weights, [kinds[name](config)])
+            update = WeightUpdate(config, weights, [kinds[name](config)], writer="one")
+            updates[name, engines] = update
             update.connect([EngineEndpoint(url, None, 1, None) for url in urls[:engines]])
         runs = {key: lambda one=one: one.run(next(versions)) for key, one in updates.items()}
         found = measured(runs, repeats, processes)

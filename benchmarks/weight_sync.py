@@ -266,17 +266,17 @@ def run(size: str, repeats: int, directory: Path) -> dict[str, Any]:
     try:
         weights = HfWeights(args, model)
         config = run_config(args)
-        handle = WeightUpdate(config, weights, [HandleTransport(config)])
+        handle = WeightUpdate(config, weights, [HandleTransport(config)], writer="one")
         handle.connect([EngineEndpoint(url, None, 1, 0)])
-        broadcast = WeightUpdate(config, weights, [BroadcastTransport(config)])
+        broadcast = WeightUpdate(config, weights, [BroadcastTransport(config)], writer="one")
         broadcast.connect([EngineEndpoint(url, None, 1, None)])
-        disk = WeightUpdate(config, weights, [DiskTransport(config)])
+        disk = WeightUpdate(config, weights, [DiskTransport(config)], writer="one")
         disk.connect([EngineEndpoint(url, None, 1, None)])
         actions = {
             "gloo_alone": send,
             "plain_copy": plain_copy(model),
-            "tensor": lambda: handle.run(1),
-            "distributed": lambda: broadcast.run(1),
+            "tensor": lambda: handle.run(next(versions)),
+            "distributed": lambda: broadcast.run(next(versions)),
             "file_alone": file_alone(total, directory),
             "disk": lambda: disk.run(next(versions)),
         }

@@ -77,6 +77,13 @@ class RankAgreement:
             if outcome is not None:
                 raise RuntimeError(f"weight sync, step {name!r}: rank {rank} failed: {outcome}")
 
+    def of_first(self, value: str) -> str:
+        """What rank 0 has, on every rank."""
+        values = [value]
+        if dist.get_world_size() > 1:
+            dist.broadcast_object_list(values, src=0, group=self._group)
+        return values[0]
+
     def _exchange(self, name: str, failure: BaseException | None) -> list[str | None]:
         own = None if failure is None else f"{type(failure).__name__}: {failure}"
         outcomes: list[str | None] = [None] * dist.get_world_size()

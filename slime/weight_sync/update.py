@@ -24,6 +24,7 @@ from slime.weight_sync.shards.source import EngineShards
 from slime.weight_sync.transports import transports_of
 from slime.weight_sync.transports.adapters import AdapterTransport
 from slime.weight_sync.transports.transport import Transport
+from slime.weight_sync.writer import new_writer
 
 
 class AdapterWeights(NamedTuple):
@@ -123,6 +124,9 @@ class Route:
 class WeightUpdate:
     """Sends the current weights to every connected engine. All methods run on every trainer rank.
 
+    Engines, and the directory of versions, know its ranks by a name of their own: what they still send when
+    another one has connected is refused.
+
     Args:
         weights: all that the engines are to hold; beside adapters the base, which is sent once after each
             `connect`, as nothing trains it.
@@ -131,6 +135,8 @@ class WeightUpdate:
             weights; without one as they are.
         spans: takes the steps of each update, and what becomes of each bucket.
         adapters: sent in each update.
+        writer: by which engines and directories know its ranks, a new name by default. Updates in turns with
+            the same engines have one.
     """
 
     def __init__(
@@ -141,6 +147,7 @@ class WeightUpdate:
         served: str | None = None,
         spans: SpanList | None = None,
         adapters: Sequence[AdapterWeights] = (),
+        writer: str | None = None,
     ) -> None:
         filters: list[Filter] = [WholePairs()]
         if served is not None:
@@ -159,10 +166,11 @@ class WeightUpdate:
         for one in adapters:
             beside = WeightPlan(one.weights, [], size, spans=self._spans)
             self._routes.append(Route(beside, [AdapterTransport(config, one.config, plan, one.name)]))
-        for transport in self._transports:
-            transport.spans = self._spans
         self._has_base = False
         self._ranks = RankAgreement(wait_limit(config.cluster))
+        writer = self._ranks.of_first(writer or new_writer())
+        for transport in self._transports:
+            transport.spans, transport.writer = self._spans, writer
 
     @property
     def _transports(self) -> list[Transport]:

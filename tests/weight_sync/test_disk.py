@@ -24,6 +24,7 @@ from slime.weight_sync.report import SyncReport, of_all_ranks
 from slime.weight_sync.transports import disk, session, transports_of
 from slime.weight_sync.update import WeightUpdate
 from slime.weight_sync.versions.manifest import MANIFEST
+from slime.weight_sync.versions.owner import WRITERS
 from slime.weight_sync.versions.staged import StagedVersion
 from tests.run_args import run_args
 from tests.weight_sync.test_handle import Recorder
@@ -55,7 +56,7 @@ class Reader(Recorder):
         self.answers["update_weights_from_disk"] = self.load
 
     def look(self, body):
-        self.seen_then.append(sorted(path.name for path in self.root.iterdir()))
+        self.seen_then.append(versions(self.root))
         return {"success": True}
 
     def load(self, body):
@@ -114,7 +115,7 @@ def connected(args, engine):
 
 
 def versions(root):
-    return sorted(path.name for path in root.iterdir())
+    return sorted(path.name for path in root.iterdir() if path.name != WRITERS)
 
 
 def test_an_engine_stands_still_only_to_load_a_version_that_is_complete(connected, engine, root):

@@ -47,7 +47,8 @@ class Recorder(FakeEngine):
 
     @property
     def paths(self):
-        return [call.path for call in self.calls]
+        """All but what a trainer asks lest it take the place of another."""
+        return [call.path for call in self.calls if call.path not in ("take_weights", "model_info")]
 
 
 @pytest.fixture

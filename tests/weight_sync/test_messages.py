@@ -83,11 +83,18 @@ def gap(left, right):
     return max(abs(a - b) for a, b in zip(left, right, strict=True))
 
 
-def probe(url, key=""):
-    """The version that an engine says it has, and its log-probs; None where it was aborted."""
+def probe(url, key="", adapter=None):
+    """The version that an engine says it has, and its log-probs.
+
+    None where it was aborted, or there is no such adapter.
+    """
     sampling = {"max_new_tokens": 1, "ignore_eos": True}
     body = {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-    told = httpx.post(f"{url}/generate", json={**body, "extra_key": key}, timeout=120).json()["meta_info"]
+    body |= {"extra_key": key} | ({"lora_path": adapter} if adapter else {})
+    answer = httpx.post(f"{url}/generate", json=body, timeout=120)
+    if adapter and answer.status_code == 400:
+        return None
+    told = answer.json()["meta_info"]
     if told["finish_reason"]["type"] == "abort":
         return None
     return told["weight_version"], [entry[0] for entry in told["input_token_logprobs"][1:]]
@@ -96,11 +103,11 @@ def probe(url, key=""):
 class Probes:
     """Probes that are sent at some messages, each from no prefix of another."""
 
-    def __init__(self, said):
-        self._said, self._pool, self._sent = said, ThreadPoolExecutor(40), []
+    def __init__(self, said, adapter=None):
+        self._said, self._adapter, self._pool, self._sent = said, adapter, ThreadPoolExecutor(40), []
 
     def send(self, url):
-        sent = self._pool.submit(probe, url, str(len(self._sent)))
+        sent = self._pool.submit(probe, url, str(len(self._sent)), self._adapter)
         self._sent.append(sent)
         wait([sent], 0.02)
         return sent
@@ -110,7 +117,8 @@ class Probes:
         answers = [answer for sent in self._sent if (answer := sent.result(120))]
         self._pool.shutdown()
         for version, found in answers:
-            assert gap(found, self._said[version]) < 1e-4, f"a mixture was computed with under {version}"
+            gaps = {name: round(gap(found, known), 4) for name, known in self._said.items()}
+            assert gaps[version] < 1e-4, f"a mixture was computed with under {version}: {gaps}"
         return Counter(version for version, _ in answers)
 
 

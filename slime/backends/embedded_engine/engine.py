@@ -19,6 +19,7 @@ from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.scheduler import Scheduler
 from slime.backends.embedded_engine.sequence import Sequence, abort_reason
 from slime.backends.embedded_engine.serving_model import SequenceCache
+from slime.backends.embedded_engine.weights_fence import WeightsFence, writer
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -28,11 +29,12 @@ PAUSE_MODES = ("abort", "retract", "in_place")
 
 @dataclass
 class Command:
-    """``exclusive`` ones wait, unless the engine rests, until nothing runs."""
+    """``exclusive`` ones wait, unless the engine rests, until nothing runs. ``writer`` wants it, if any."""
 
     function: Callable[[], Any]
     exclusive: bool
     future: "asyncio.Future[Any]"
+    writer: str | None = None
 
 
 class Engine:
@@ -44,6 +46,7 @@ class Engine:
         """Arrived during the pause; the scheduler learns of them when it ends, as in SGLang."""
         self.updating = False
         """A weight update is open: half of the weights may be new, so nothing may be computed."""
+        self.fence = WeightsFence()
         self.released: set[str] = set()
         """Tags of memory that was given back: nothing can run without it."""
         self.last_step_throughput = 0.0
@@ -75,7 +78,8 @@ class Engine:
 
     def run(self, function: Callable[[], T], exclusive: bool = False) -> "asyncio.Future[T]":
         """Runs a function on the engine thread; the future carries its result or its error."""
-        command = Command(function, exclusive, asyncio.get_running_loop().create_future())
+        future = asyncio.get_running_loop().create_future()
+        command = Command(function, exclusive, future, writer.get())
         with self._wakeup:
             self._incoming.append(command)
             self._wakeup.notify()
@@ -84,6 +88,7 @@ class Engine:
     def pause(self, mode: str) -> None:
         if mode not in PAUSE_MODES:
             raise BadRequest(f"mode {mode!r}: wanted one of {', '.join(PAUSE_MODES)}", kind=BadRequest.BODY)
+        self.fence.pause()
         self.paused = mode
         if mode == "abort":
             self.scheduler.abort(self.scheduler.live)
@@ -91,6 +96,11 @@ class Engine:
             self.scheduler.retract()
 
     def resume(self) -> None:
+        """
+        Raises:
+            BadRequest: a trainer has paused it, and none asks for this.
+        """
+        self.fence.resume()
         self.paused = None
         self.scheduler.enqueue(s for s in self.behind_pause if not s.finished)
         self.behind_pause = []
@@ -181,6 +191,7 @@ class Engine:
 
     def _execute(self, command: Command) -> None:
         try:
+            self.fence.admit(command.writer)
             result = command.function()
         except Exception as error:  # handed to whoever awaits the command
             command.future.get_loop().call_soon_threadsafe(_reject, command.future, error)

@@ -35,7 +35,7 @@ class RemoteWeights:
         Raises:
             BadRequest: NIXL is not here or cannot start, or this is nobody's metadata.
         """
-        self._leave()
+        self.leave()
         try:
             memory = RemoteMemory(f"engine-{uuid.uuid4().hex}", within_host)
             memory.meet(metadata)
@@ -63,7 +63,7 @@ class RemoteWeights:
             for target in found if source.size else ():
                 self._memory.read(source, target, _TIMEOUT_S)
         except (RuntimeError, TimeoutError) as error:
-            self._leave()  # a read that is still under way may fill the memory at any time
+            self.leave()  # a read that is still under way may fill the memory at any time
             raise BadRequest(f"session {name!r}: {error}") from error
         return found
 
@@ -74,9 +74,10 @@ class RemoteWeights:
         """
         if name != self._name:
             raise BadRequest(f"session {name!r} does not exist (known: {self._name!r})")
-        self._leave()
+        self.leave()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Gives up the session that there is, if any."""
         if self._memory is not None:
             self._memory.close()
         self._name, self._memory, self._buffers = None, None, []

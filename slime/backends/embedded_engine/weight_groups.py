@@ -86,6 +86,11 @@ class WeightGroups:
             ranks.pop(0)  # in this order: they wait for what lower ones would have passed on
         self._kept.pop(name, None)
 
+    def leave_all(self) -> None:
+        """Closes all connections, those of a trainer that is gone among them."""
+        for name in list(self._groups):
+            self.leave(name)
+
     def device(self, name: str) -> torch.device:
         """Returns the device of a group's tensors.
 

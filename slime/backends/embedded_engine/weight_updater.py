@@ -61,6 +61,17 @@ class WeightUpdater:
         self._torn: set[str] = set()
         """Weights that a checkpoint which broke off may have changed, and no update has brought since."""
 
+    def take(self, writer: str) -> bool:
+        """Has this trainer alone change the weights; whether it finds an update open, which is closed.
+
+        Nothing is computed after that until an update has ended.
+        """
+        if self._engine.fence.take(writer):
+            self.groups.leave_all()  # of trainers before it
+            self.sessions.leave()
+        was_open, self.session = self.session is not None, None
+        return was_open
+
     def begin(self, selector: str) -> None:
         if self.session is not None:
             raise BadRequest("a weight update is open already: /end_weight_update comes first")
@@ -224,6 +235,7 @@ class WeightUpdater:
         self._complete(version, flush)
 
     def set_version(self, version: str) -> None:
+        self._engine.fence.note(version)
         self._engine.scheduler.weight_version = version
 
     def _require_session(self, load_format: str | None) -> None:

@@ -267,7 +267,7 @@ class EngineClient:
         try:
             self.request("POST", "/destroy_weights_update_group", body, timeout=timeout)
         except EngineError as error:
-            if error.status not in (None, 400):
+            if error.status not in (None, 400, 409):
                 raise
             logger.warning("process group %s was not there to destroy: %s", group_name, error)
 

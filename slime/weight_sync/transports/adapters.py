@@ -57,8 +57,8 @@ class AdapterTransport(SessionTransport):
             _unload(engine, self._name)
             body = {"lora_name": self._name, "config_dict": config, "expected_checksums": checksums}
             body["serialized_named_tensors"] = [payload] * engine.endpoint.num_gpus  # one per TP rank
+            engine.update_weight_version(self._version)  # no answer of this adapter names another one
             engine.request("POST", "/load_lora_adapter_from_tensors", body)
-            engine.update_weight_version(self._version)
 
         with self.spans.measure("apply"):
             self._engines.each(give)

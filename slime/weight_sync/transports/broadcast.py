@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 
-from slime.backends.sglang_utils.client import EngineClient
 from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors
 from slime.utils.accelerator import process_group_backend
@@ -24,7 +23,7 @@ from slime.utils.tensor_bucket import FlatBuffer
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import group_address
 from slime.weight_sync.floor import loopback_speed, probe_size
-from slime.weight_sync.transports.session import SessionTransport
+from slime.weight_sync.transports.session import SessionTransport, WriterClient
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ class BroadcastTransport(SessionTransport):
         dtypes = [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket]
         shapes = [list(tensor.shape) for _, tensor in bucket]
 
-        def announce(client: EngineClient) -> None:
+        def announce(client: WriterClient) -> None:
             client.update_weights_from_distributed(
                 names,
                 dtypes,
@@ -90,7 +89,7 @@ class BroadcastTransport(SessionTransport):
         self._carry(tensors, announce)
         return sum(tensor.nbytes for tensor in tensors)
 
-    def _carry(self, tensors: Sequence[torch.Tensor], announce: Callable[[EngineClient], None]) -> None:
+    def _carry(self, tensors: Sequence[torch.Tensor], announce: Callable[[WriterClient], None]) -> None:
         """Broadcasts tensors, of which every engine is told meanwhile."""
         with _threads(len(self._engines.clients), "announce-bucket") as pool:
             answers = [pool.submit(announce, client) for client in self._engines.clients]
@@ -135,7 +134,7 @@ class BroadcastTransport(SessionTransport):
         backend = process_group_backend()
         logger.info("weight group %s: %d engines, world size %d", name, len(endpoints), world_size)
 
-        def invite(client: EngineClient) -> None:
+        def invite(client: WriterClient) -> None:
             client.init_weights_update_group(address, port, offsets[client], world_size, name, backend)
 
         def join() -> None:

@@ -7,11 +7,12 @@ from functools import partial
 
 import torch
 
-from slime.backends.sglang_utils.client import EngineClient, EngineError
+from slime.backends.sglang_utils.client import EngineError
 from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.transports.disk import DiskTransport
+from slime.weight_sync.transports.session import CONFLICT, WriterClient
 from slime.weight_sync.versions.codec import Bytes, apply, bytes_in, checksum, difference
 from slime.weight_sync.versions.manifest import Entry, VersionManifest
 from slime.weight_sync.versions.staged import StagedChanges, StagedVersion, remove_others
@@ -74,11 +75,12 @@ class DeltaTransport(DiskTransport):
                 self._changed += found.changed
         return self._on_disk(partial(staged.write_changes, changes))
 
-    def _fetch(self) -> dict[EngineClient, str]:
+    def _fetch(self) -> dict[WriterClient, str]:
         try:
             return super()._fetch()
         except EngineError as error:
-            if error.status is None or self._published is None or self._published.base is None:
+            unread = error.status not in (None, CONFLICT)
+            if not unread or self._published is None or self._published.base is None:
                 raise
             logger.warning("version %s comes whole: %s", self._version, error)
             self._published = self._on_disk(partial(self._write_whole, int(self._version)))

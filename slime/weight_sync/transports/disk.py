@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from slime.backends.sglang_utils.client import EngineClient
 from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors
 from slime.utils.deadlines import within
 from slime.weight_sync.agreement import answer_limit
 from slime.weight_sync.floor import disk_speed, probe_size
 from slime.weight_sync.plan import WeightPlan
-from slime.weight_sync.transports.session import SessionTransport
+from slime.weight_sync.transports.session import SessionTransport, WriterClient
 from slime.weight_sync.versions.manifest import VersionManifest, directory_of
+from slime.weight_sync.versions.owner import require_directory, take_directory
 from slime.weight_sync.versions.staged import StagedVersion, remove_others
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class DiskTransport(SessionTransport):
     def _stage(self) -> StagedVersion:
         return StagedVersion(self._root, int(self._version), self._algorithm)
 
-    def _fetch(self) -> dict[EngineClient, str]:
+    def _fetch(self) -> dict[WriterClient, str]:
         """The directory that each engine is to load."""
         published = str(directory_of(self._root, int(self._version)))
         if self._local is None:
@@ -108,17 +108,29 @@ class DiskTransport(SessionTransport):
     def _join(self) -> None:
         """
         Raises:
+            DirectoryTaken: another trainer has come since.
             RuntimeError: the directory cannot be written.
         """
-        if self._engines.endpoints:
-            self._on_disk(partial(self._root.mkdir, parents=True, exist_ok=True))
+        if self._engines.endpoints and self.writer is not None:
+            self._access(partial(take_directory, self._root, self.writer))
 
     def _leave(self) -> None:
         self._staged = None
 
     def _on_disk(self, work: Callable[[], T]) -> T:
+        """Does something to the directory, if it is still that of this trainer; see `_access`."""
+
+        def own() -> T:
+            if self.writer is not None:
+                require_directory(self._root, self.writer)
+            return work()
+
+        return self._access(own)
+
+    def _access(self, work: Callable[[], T]) -> T:
         """
         Raises:
+            DirectoryTaken: another trainer has come since.
             RuntimeError: the directory cannot be written, or does not answer in time.
         """
         try:
@@ -135,7 +147,7 @@ class DiskTransport(SessionTransport):
             ) from error
 
 
-def _pull(engine: EngineClient, body: Mapping[str, Any]) -> str:
+def _pull(engine: WriterClient, body: Mapping[str, Any]) -> str:
     """Has an engine's machine make a version a checkpoint of its own; returns where.
 
     The server does it, or the helper beside it that the endpoint names. It serves on meanwhile.

@@ -4,11 +4,11 @@ import logging
 
 import torch
 
-from slime.backends.sglang_utils.client import EngineClient
 from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.transports.broadcast import BroadcastTransport
+from slime.weight_sync.transports.session import WriterClient
 from slime.weight_sync.versions.live import SentState
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class GroupDeltaTransport(BroadcastTransport):
         version = self._version if is_last else None
         self._number += 1
 
-        def announce(client: EngineClient) -> None:
+        def announce(client: WriterClient) -> None:
             client.update("/update_weights_from_changes", body, version)
 
         flat = torch.from_numpy(payload).to(bucket[0][1].device)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from slime.backends.sglang_utils.client import EngineClient
 from slime.config.weight_update import WeightUpdateConfig
 from slime.processes.reaper import start_memory_reaper
 from slime.training.weights import NamedTensors
@@ -16,7 +15,7 @@ from slime.utils.accelerator import collect_handles, local_device
 from slime.utils.tensor_bucket import FlatBuffer, FlattenedTensorBucket, withdraw_handle
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.floor import copy_speed, probe_size
-from slime.weight_sync.transports.session import SessionTransport
+from slime.weight_sync.transports.session import SessionTransport, WriterClient
 
 _COPIES = 2
 
@@ -48,7 +47,7 @@ class HandleTransport(SessionTransport):
     def __init__(self, config: WeightUpdateConfig) -> None:
         super().__init__(config)
         self._all_ranks: set[int] = set()
-        self._engine: EngineClient | None = None
+        self._engine: WriterClient | None = None
         self._ranks: list[int] = []
         self._group: dist.ProcessGroup | None = None
         self._begin_anew()
@@ -158,7 +157,7 @@ class HandleTransport(SessionTransport):
             )
 
     @property
-    def _loaders(self) -> list[EngineClient]:
+    def _loaders(self) -> list[WriterClient]:
         return [] if self._engine is None else [self._engine]
 
     def _join(self) -> None:
@@ -177,7 +176,8 @@ class HandleTransport(SessionTransport):
             # Collective on all ranks, members or not.
             group = dist.new_group(ranks, backend="gloo", timeout=self._timeout) if len(ranks) > 1 else None
             if dist.get_rank() in ranks:
-                self._engine = EngineClient(endpoint, timeout=self._answer_limit)
+                self._engine = WriterClient(endpoint, self._answer_limit, self.writer)
+                self._engine.take_weights()
                 self._ranks, self._group = ranks, group
 
     def _leave(self) -> None:

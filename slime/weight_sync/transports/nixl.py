@@ -13,7 +13,7 @@ from slime.training.weights import NamedTensors
 from slime.utils.addresses import is_loopback
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.remote_memory import RemoteMemory, RemoteSpan
-from slime.weight_sync.transports.session import SessionTransport
+from slime.weight_sync.transports.session import CONFLICT, SessionTransport
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +108,6 @@ def _close(engine: EngineClient, name: str) -> None:
             "POST", "/close_weights_session", {"session": name}, timeout=min(engine.timeout, INFO_TIMEOUT_S)
         )
     except EngineError as error:
-        if error.status not in (None, 400):
+        if error.status not in (None, 400, CONFLICT):
             raise
         logger.warning("NIXL session %s was not there to close: %s", name, error)

@@ -4,8 +4,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import httpx
 import torch.distributed as dist
 
 from slime.backends.sglang_utils.client import EngineClient, EngineError
@@ -15,18 +16,101 @@ from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import answer_limit, wait_limit
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.transports.transport import Transport
+from slime.weight_sync.writer import HEADER
 
 T = TypeVar("T")
+
+CONFLICT = 409
+"""The status with which an engine refuses a trainer in whose place another one has come."""
+
+
+class WriterClient(EngineClient):
+    """Says with each request which trainer asks, so that an engine can refuse one that has been replaced.
+
+    SGLang cannot. There this client looks, before what changes or starts the engine, whether it still has the
+    version that this trainer gave it: a trainer that was stopped in between is found out, but for the one
+    request that it was stopped at.
+
+    Args:
+        writer: the trainer; without one nothing is said or looked at.
+    """
+
+    def __init__(self, endpoint: EngineEndpoint, timeout: float, writer: str | None = None) -> None:
+        self.writer = writer
+        self._given: str | None = None
+        super().__init__(endpoint, timeout=timeout)
+
+    def _new_http(self) -> httpx.Client:
+        http = super()._new_http()
+        if self.writer is not None:
+            http.headers[HEADER] = self.writer
+        return http
+
+    def take_weights(self) -> bool:
+        """Has the engine take weights from this trainer alone, until another one takes them.
+
+        Returns:
+            Whether it had an update open, as far as it can tell, which is closed.
+
+        Raises:
+            EngineError: another trainer has come after this one.
+        """
+        if self.writer is None:
+            return False
+        try:
+            answer = self.request("POST", "/take_weights", {"writer": self.writer})
+        except EngineError as error:
+            if error.status != 404:
+                raise
+            self._given = self.weight_version()
+            return False
+        return bool(answer["interrupted"])
+
+    def has_given(self, version: str) -> None:
+        """The engine has this version, whichever client has sent it."""
+        if self._given is not None:
+            self._given = version
+
+    def require_own(self) -> None:
+        """
+        Raises:
+            EngineError: somebody else has given the engine weights since, where it does not refuse that.
+        """
+        if self._given is not None and (found := self.weight_version()) != self._given:
+            wanted = f"{self._given!r}, which {self.writer} found there or gave it"
+            told = f"weight version {found!r} (wanted: {wanted}): another trainer has taken its place"
+            raise self._error("/model_info", CONFLICT, told)
+
+    def pause_generation(self, mode: str = "abort") -> None:
+        self.require_own()
+        super().pause_generation(mode)
+
+    def continue_generation(self) -> None:
+        self.require_own()
+        super().continue_generation()
+
+    def update(self, path: str, body: dict[str, Any], version: str | None, flush: bool = False) -> None:
+        self.require_own()
+        super().update(path, body, version, flush)
+        if version is not None:
+            self.has_given(version)
+
+    def update_weight_version(self, version: str) -> None:
+        self.require_own()
+        super().update_weight_version(version)
+        self.has_given(version)
 
 
 class EngineClients:
     """Clients of some engines. A request goes to all of them in parallel; each has the client's deadline."""
 
-    def __init__(self, endpoints: Sequence[EngineEndpoint] = (), timeout_s: float = 0.0) -> None:
+    def __init__(
+        self, endpoints: Sequence[EngineEndpoint] = (), timeout_s: float = 0.0, writer: str | None = None
+    ) -> None:
         self.endpoints = list(endpoints)
-        self.clients = [EngineClient(endpoint, timeout=timeout_s) for endpoint in endpoints]
+        self.clients = [WriterClient(endpoint, timeout_s, writer) for endpoint in endpoints]
 
-    def each(self, request: Callable[[EngineClient], T]) -> list[T]:
+    def each(self, request: Callable[[WriterClient], T]) -> list[T]:
         """Calls ``request`` with every client, and returns what it returns.
 
         Raises:
@@ -75,18 +159,19 @@ class SessionTransport(Transport):
     def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
         """
         Raises:
-            EngineError: an engine refused.
+            EngineError: an engine refused, or another trainer has come since.
         """
         self.disconnect()
         self._endpoints = list(endpoints)
         if dist.get_rank() == 0:
-            self._engines = EngineClients(endpoints, self._answer_limit)
+            self._engines = EngineClients(endpoints, self._answer_limit, self.writer)
+        was_open = any(self._engines.each(lambda engine: engine.take_weights())) or self._is_open
         self._join()
         # Somebody else's engine may have an update open that a run before this one was killed in.
         if self._is_open or self._are_external:
-            interrupted = self._engines.each(self._end_interrupted)
-            if self._is_open or any(interrupted):
-                self._check_pending = False  # what there was to compare with is gone
+            was_open |= any(self._engines.each(self._end_interrupted))
+        if was_open:
+            self._check_pending = False  # what there was to compare with is gone
         self._is_open = False
 
     def take_over(self) -> None:
@@ -114,7 +199,7 @@ class SessionTransport(Transport):
             self._engines.each(lambda engine: engine.weights_checker("reset_tensors"))
 
     @property
-    def _loaders(self) -> list[EngineClient]:
+    def _loaders(self) -> list[WriterClient]:
         """Clients of this rank by which weights come to engines."""
         return self._engines.clients
 
@@ -128,7 +213,7 @@ class SessionTransport(Transport):
         try:
             engine.end_weight_update()
         except EngineError as error:
-            if error.status is None:
+            if error.status in (None, CONFLICT):
                 raise
             return False
         return True
@@ -151,6 +236,8 @@ class SessionTransport(Transport):
         plan.sent.require_held(engines, plan.weights())
 
     def resume(self) -> None:
+        for engine in self._engines.clients:
+            engine.has_given(self._version)  # some other rank may have sent it
         self._engines.each(lambda engine: engine.continue_generation())
         if self._engines.clients:
             self.pause = monotonic() - self._stopped_at

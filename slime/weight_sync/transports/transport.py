@@ -27,6 +27,7 @@ class Transport(ABC):
             ones.
         buckets_at_once: how many of them it has on their way, which share the bytes of one.
         spans: for ``--trace``, in place of those of its own.
+        writer: the trainer, by the name that engines are to know it by; None: they are told none.
     """
 
     choice = "nccl"
@@ -35,6 +36,7 @@ class Transport(ABC):
     density = 0.0
     takes_shards = False
     buckets_at_once = 1
+    writer: str | None = None
     spans: SpanList
 
     @abstractmethod

@@ -24,6 +24,7 @@ from slime.backends.embedded_engine.http.bodies import MAX_WEIGHTS_BYTES
 from slime.backends.embedded_engine.http.generate_routes import json_response
 from slime.backends.embedded_engine.http.running import ClientGone
 from slime.backends.embedded_engine.http.state import ServerState
+from slime.backends.embedded_engine.http.writers import WriterGate
 from slime.utils.request_gate import RequestGate
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ def create_app(state: ServerState) -> FastAPI:
         app.add_exception_handler(gone, _client_gone)
     app.add_exception_handler(Exception, _server_error)
     # The key is looked at first: what is added last comes before the others.
+    app.add_middleware(WriterGate, fence=state.engine.fence)
     app.add_middleware(RequestGate, host=state.args.host, most_bytes=MAX_WEIGHTS_BYTES)
     if state.args.api_key or state.args.admin_api_key:
         app.add_middleware(

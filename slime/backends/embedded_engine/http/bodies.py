@@ -47,6 +47,10 @@ class PauseBody(Body):
     mode: str = "abort"
 
 
+class TakeWeightsBody(Body):
+    writer: str = Field(min_length=1, max_length=400)
+
+
 class SelectorBody(Body):
     selector: str = "all"
 

@@ -43,7 +43,8 @@ def _health_generates() -> bool:
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     engine = state_of(request).engine
-    return Response(status_code=200 if engine.alive and engine.paused is None else 503)
+    generates = engine.alive and engine.paused is None and not engine.updating
+    return Response(status_code=200 if generates else 503)
 
 
 @router.get("/model_info")

@@ -18,6 +18,7 @@ from slime.backends.embedded_engine.http.bodies import (
     LeaveGroupBody,
     PullWeightsBody,
     SelectorBody,
+    TakeWeightsBody,
     UpdateFromChangesBody,
     UpdateFromDiskBody,
     UpdateFromDistributedBody,
@@ -65,6 +66,21 @@ def _timed(function: Callable[[], None]) -> float:
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
+
+
+@router.post("/take_weights")
+async def take_weights(request: Request) -> Response:
+    """From now on this trainer alone changes the weights, until another one does; SGLang knows no trainers.
+
+    It tells whether an update was open, which is closed; nothing is computed until the next one has ended.
+    """
+    body = await read_body(request, TakeWeightsBody)
+    state = state_of(request)
+    try:
+        interrupted = await state.engine.run(lambda: state.updater.take(body.writer))
+    except BadRequest as error:
+        return failure(error)
+    return success("The weights are taken.", interrupted=interrupted)
 
 
 @router.post("/begin_weight_update")
