@@ -37,10 +37,10 @@ _OF_WEIGHT_SYNC: dict[str, Fault] = {
     ),
     "caches are not flushed before an update": Fault(
         "slime/weight_sync/transports/session.py",
-        "        self._engines.each(self._flush)\n",
+        "        self._flushing = self._engines.begin(self._flush)\n",
         "",
-        ("tests/weight_sync/test_handle.py",),
-        "the_last_one_carries_the_version",
+        ("tests/weight_sync/test_session.py",),
+        "flush_beside",
     ),
     "the tensor that waits for the other of its pair is never sent": Fault(
         "slime/weight_sync/filters/pairs.py",

@@ -11,7 +11,9 @@ class WeightSyncConfig:
     """How weights travel from the trainer to the engines."""
 
     update_weight_buffer_size: int = flag(
-        512 * 1024**2, above=0, help="bytes of one bucket of weights; by handle of two that take turns"
+        512 * 1024**2,
+        above=0,
+        help="bytes of one bucket of weights; by handle and over gloo of two that take turns",
     )
     update_weights_interval: int = flag(
         1, above=0, help="rollouts between two weight syncs (train_async.py only)"

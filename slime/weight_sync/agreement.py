@@ -70,7 +70,8 @@ class RankAgreement:
             yield
         except Exception as error:
             failure = error
-        outcomes = self._exchange(name, failure) if dist.get_world_size() > 1 else []
+        own = None if failure is None else f"{type(failure).__name__}: {failure}"
+        outcomes = self._exchange(name, own, failure) if dist.get_world_size() > 1 else []
         if failure is not None:
             raise failure
         for rank, outcome in enumerate(outcomes):
@@ -84,9 +85,16 @@ class RankAgreement:
             dist.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
 
-    def _exchange(self, name: str, failure: BaseException | None) -> list[str | None]:
-        own = None if failure is None else f"{type(failure).__name__}: {failure}"
-        outcomes: list[str | None] = [None] * dist.get_world_size()
+    def any_rank(self, name: str, own: bool) -> bool:
+        """Whether it is so on one of the ranks.
+
+        Raises:
+            TimeoutError: another rank did not say in time.
+        """
+        return own if dist.get_world_size() == 1 else any(self._exchange(name, own))
+
+    def _exchange(self, name: str, own: object, failure: BaseException | None = None) -> list[object]:
+        outcomes: list[object] = [None] * dist.get_world_size()
         try:
             dist.all_gather_object(outcomes, own, group=self._group)
         except RuntimeError as error:

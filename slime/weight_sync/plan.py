@@ -14,8 +14,9 @@ from slime.weight_sync.proof import SentTensors
 
 Send = Callable[[NamedTensors, bool], int]
 """Takes a bucket, and whether it is the last one; returns the bytes that this rank handed over."""
-Prepare = Callable[[NamedTensors], None]
-"""Takes the bucket that will be sent first."""
+Prepare = Callable[[NamedTensors], bool]
+"""Takes the bucket that will be sent first; whether its tensors are needed no more, and it takes the next."""
+_NO_MEMORY = torch.device("meta")
 
 
 class Manifest:
@@ -126,19 +127,16 @@ class WeightPlan:
             ValueError: a filter cannot do with a tensor.
         """
         gathered = self._measured("gather", self._source.buckets(max(self._max_bytes // parts, 1)))
-        if prepare is None:
-            next(gathered, None)
-            return Passage(gathered, None, self._spans)
-        with self._spans.measure("convert"):
-            # Before what may fail on this rank alone: the others gather it too.
-            first = [bucket for bucket in (next(gathered, None),) if bucket is not None]
-            converted = self.filtered(chain(_given_away(first), gathered))
-            ready = next(converted, [])
-        passage = Passage(gathered, self._measured("convert", converted), self._spans)
-        passage.first, passage.left = ready, len(self.manifest.tensors)
-        if ready:
-            prepare(ready)
+        converted = None if prepare is None else self._measured("convert", self._converted(gathered))
+        passage = Passage(gathered, converted, prepare or _as_it_is, self._spans)
+        passage.prepare_next()
+        passage.left = 0 if prepare is None else len(self.manifest.tensors)
         return passage
+
+    def _converted(self, gathered: Iterator[NamedTensors]) -> Iterator[NamedTensors]:
+        # Before what may fail on this rank alone: the others gather it too.
+        first = [bucket for bucket in (next(gathered, None),) if bucket is not None]
+        yield from self.filtered(chain(_given_away(first), gathered))
 
     def carry(self, send: Send | None) -> int:
         """Gathers all weights and gives them to ``send``; see `Passage.carry`."""
@@ -156,19 +154,37 @@ class WeightPlan:
 
 
 class Passage:
-    """Weights on their way, of which the first bucket is there.
+    """Weights on their way, of which the first bucket is there, or several.
 
     Attributes:
-        first: what is sent first; empty where that is not known yet, or this rank sends nothing.
         left: the tensors that have not been sent.
+        may_prepare: whether `prepare_next` may be called.
     """
 
     def __init__(
-        self, gathered: Iterator[NamedTensors], converted: Iterator[NamedTensors] | None, spans: SpanList
+        self,
+        gathered: Iterator[NamedTensors],
+        converted: Iterator[NamedTensors] | None,
+        prepare: Prepare,
+        spans: SpanList,
     ) -> None:
-        self._gathered, self._converted, self._spans = gathered, converted, spans
-        self.first: NamedTensors = []
+        self._gathered, self._converted, self._prepare, self._spans = gathered, converted, prepare, spans
+        self._ready: list[NamedTensors] = []
         self.left = 0
+        self.may_prepare = False
+
+    def prepare_next(self) -> None:
+        """Gathers a bucket, in step with the other ranks of the source; it is prepared where it is sent."""
+        if self._converted is None:
+            next(self._gathered, None)
+            return
+        bucket = next(self._converted, None)
+        if bucket is None:
+            self.may_prepare = False
+        elif bucket:
+            self.may_prepare = self._prepare(bucket)
+            given = bucket if not self.may_prepare else _without_memory(bucket)
+            self._ready.append(given)
 
     def carry(self, send: Send | None) -> int:
         """Gathers the rest, in step with the other ranks of the source, and gives all to ``send``.
@@ -188,7 +204,7 @@ class Passage:
                         sent += send(bucket, self.left == 0)
                 del bucket
         except Exception:
-            self.first, self._converted = [], None
+            self._ready, self._converted = [], None
             _exhaust(self._gathered)
             raise
         return sent
@@ -197,19 +213,25 @@ class Passage:
         if self._converted is None:
             _exhaust(self._gathered)
             return
-        first, self.first = [self.first], []
-        yield from _given_away(first)
+        ready, self._ready = self._ready, []
+        yield from _given_away(ready)
         yield from self._converted
 
 
 def _given_away(buckets: list[NamedTensors]) -> Iterator[NamedTensors]:
     """Yields them, and keeps none of them in memory."""
     while buckets:
-        yield buckets.pop()
+        yield buckets.pop(0)
 
 
-def _as_it_is(bucket: NamedTensors) -> None:
+def _without_memory(bucket: NamedTensors) -> NamedTensors:
+    """What tells of a bucket's tensors all but their values."""
+    return [(name, torch.empty_like(tensor, device=_NO_MEMORY)) for name, tensor in bucket]
+
+
+def _as_it_is(bucket: NamedTensors) -> bool:
     """Prepares nothing."""
+    return False
 
 
 def _exhaust(buckets: Iterator[NamedTensors]) -> None:

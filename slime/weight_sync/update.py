@@ -84,16 +84,31 @@ class Route:
             if transport not in self._speeds and dist.get_rank() in transport.source_ranks():
                 self._speeds[transport] = transport.path_speed()
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether more than one bucket may be prepared; the same on every rank."""
+        return bool(self.serving) and all(transport.looks_ahead for transport in self.serving)
+
+    @property
+    def may_prepare(self) -> bool:
+        """Whether this rank has another bucket prepared before engines stand still."""
+        return self._passage is not None and self._passage.may_prepare
+
     def prepare(self) -> None:
-        """Does what needs no engine: these compute until the first bucket is there."""
+        """Gets the first bucket ready while engines compute."""
         self.floor = 0.0
         if self.sources & self.plan.ranks:
             parts = max(transport.buckets_at_once for transport in self.serving)
             self._passage = self.plan.begin(self._prepare if self.sends else None, parts)
 
-    def _prepare(self, bucket: NamedTensors) -> None:
-        for transport in self.serving:
-            transport.prepare(bucket)
+    def prepare_next(self) -> None:
+        """Gets another one ready."""
+        if self._passage is not None:
+            self._passage.prepare_next()
+
+    def _prepare(self, bucket: NamedTensors) -> bool:
+        looks_on = [transport.prepare(bucket, self.plan) for transport in self.serving]
+        return all(looks_on)
 
     def open(self, version: str) -> None:
         for transport in self.serving:
@@ -210,6 +225,11 @@ class WeightUpdate:
                 start = monotonic()
                 route.prepare()
                 transfer += monotonic() - start
+            while route.looks_ahead and self._ranks.any_rank("prepare another bucket", route.may_prepare):
+                with self._step("prepare another bucket"):
+                    start = monotonic()
+                    route.prepare_next()
+                    transfer += monotonic() - start
             with self._step("pause engines and open the update"):
                 route.open(str(version))
             with self._step("send weights"):

@@ -78,6 +78,8 @@ class Rules:
             self._look_at_begin(engine)
         if name == "continue_generation" and not engine.whole:
             raise self._broken(f"{engine!r} is to go on with half-updated weights: {engine.pieces}")
+        if name == "continue_generation" and not engine.flushed:
+            raise self._broken(f"{engine!r} is to go on, and holds what older weights have computed")
 
     def _look_at_begin(self, engine: Any) -> None:
         if not engine.paused:
@@ -86,8 +88,6 @@ class Rules:
             raise self._broken(
                 f"{engine!r} is updated, and its last update was not closed, which engines refuse"
             )
-        if not engine.flushed:
-            raise self._broken(f"{engine!r} is updated, and holds what older weights have computed")
 
     def shuts_down(self, engine: Any) -> None:
         """The product ends an engine: one that is well only with the whole fleet, or if asked."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
+import httpcore
 import httpx
 import orjson
 
@@ -107,6 +108,29 @@ class Response:
 
     def json(self) -> Any:
         return self._body
+
+
+class EnginePool:
+    """In place of ``httpcore.ConnectionPool``."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+
+    def request(
+        self, method: str, url: str, headers: Any, content: bytes | None, extensions: dict[str, Any]
+    ) -> httpcore.Response:
+        client = Client(self._network, "", extensions["timeout"]["read"])
+        try:
+            found = client.request(method, url, content)
+        except httpx.TransportError as error:
+            raise getattr(httpcore, type(error).__name__)(str(error)) from error
+        headers = list(found.headers.items())
+        answer = httpcore.Response(found.status_code, headers=headers, content=found.content)
+        answer.read()
+        return answer
+
+    def close(self) -> None:
+        return
 
 
 class Client:

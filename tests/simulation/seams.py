@@ -6,11 +6,12 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
+import httpcore
 import httpx
 
 from tests.simulation import hooks
 from tests.simulation.engines import RouterHost, RouterServer, SimEngineActor
-from tests.simulation.network import Client, send
+from tests.simulation.network import Client, EnginePool, send
 from tests.simulation.operators import WatchedMembership
 from tests.simulation.plan import ROUTER
 from tests.simulation.stand_ins import Module
@@ -97,6 +98,7 @@ def names_of(sim: Any) -> dict[str, Any]:
     modules, network, ray = sim.modules, sim.network, sim.ray
     client = lambda base_url, timeout, **options: Client(network, base_url, timeout)
     http = Module(httpx, Client=client)
+    pools = Module(httpcore, ConnectionPool=lambda **options: EnginePool(network))
     nothing = lambda *arguments, **options: None
     no_environment = lambda *arguments, **options: {}
     gc = SimpleNamespace(collect=nothing, freeze=nothing)
@@ -186,7 +188,7 @@ def names_of(sim: Any) -> dict[str, Any]:
         "slime.weight_sync.transports.session.dist": sim.gloo,
         "slime.weight_sync.transports.session.monotonic": modules.monotonic,
         "slime.weight_sync.transports.session.ThreadPoolExecutor": modules.pool,
-        "slime.backends.sglang_utils.client.httpx": http,
+        "slime.backends.sglang_utils.client.httpcore": pools,
         "slime.backends.sglang_utils.router.httpx": http,
         "slime.rollout.async_worker.get_async_loop": modules.loop,
         "slime.utils.async_utils.get_async_loop": modules.loop,

@@ -4,8 +4,12 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from slime.config.run import run_config
 from slime.weight_sync.agreement import RankAgreement
+from slime.weight_sync.update import WeightUpdate
 from tests.megatron_harness import run_ranks
+from tests.run_args import run_args
+from tests.weight_sync.test_several_transports import Pretended, Source, endpoints
 
 
 def _three_steps(rank):
@@ -22,13 +26,13 @@ def _three_steps(rank):
         told = f"{type(error).__name__}: {error}"
     with agreement.step("third"):
         pass
-    return told
+    return told, agreement.any_rank("of one", rank == 1), agreement.any_rank("of none", False)
 
 
 def test_a_step_that_fails_on_one_rank_fails_on_all_and_they_go_on_together():
     assert run_ranks(_three_steps, 2) == [
-        "RuntimeError: weight sync, step 'second': rank 1 failed: ValueError: broken",
-        "ValueError: broken",
+        ("RuntimeError: weight sync, step 'second': rank 1 failed: ValueError: broken", True, False),
+        ("ValueError: broken", True, False),
     ]
 
 
@@ -49,6 +53,35 @@ def test_a_rank_that_does_not_come_is_named_by_the_step():
     assert told.startswith(
         "weight sync, step 'send': rank 0 waited for the other trainer ranks, at most 1 s ("
     )
+
+
+class Together(Source):
+    """Two ranks gather each bucket together, or wait for ever."""
+
+    ranks = frozenset({0, 1})
+
+    def buckets(self, max_bytes):
+        for bucket in super().buckets(max_bytes):
+            dist.barrier()
+            yield bucket
+
+
+def _two_buckets_ahead(rank):
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    log = []
+    transport = Pretended("one", {"one"}, 3, 0.0, log)
+    transport.looks_ahead = True
+    update = WeightUpdate(run_config(run_args(distributed_timeout_minutes=1)), Together(), [transport])
+    update.connect(endpoints("one"))
+    log.clear()
+    update.run(1)
+    return [what for _, what, *_ in log]
+
+
+def test_ranks_gather_in_step_what_is_prepared_ahead():
+    told, other = run_ranks(_two_buckets_ahead, 2)
+    assert told == ["prepare", "prepare", "open", "send", "send", "commit", "resume"]
+    assert other == ["open", "commit", "resume"]
 
 
 def _alone(rank):

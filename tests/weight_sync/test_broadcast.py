@@ -2,6 +2,7 @@
 
 import importlib.util
 import threading
+import time
 from concurrent.futures import Future
 from datetime import timedelta
 from threading import Event
@@ -127,6 +128,82 @@ def test_who_gives_no_answer_in_time_ends_the_wait(transport):
     transport._await_answers(answered)
     with pytest.raises(TimeoutError, match="1 of 2 members gave no answer"):
         transport._await_answers([answered[0], silent])
+
+
+def _bucket(value):
+    return [("a", torch.full((3,), value))]
+
+
+def test_a_bucket_is_made_while_the_one_before_is_on_its_way_and_never_over_it(transport, monkeypatch):
+    may_end, begun, made = threading.Semaphore(0), [], []
+    form = transport._form
+
+    def carry(tensors, answers):
+        begun.append(tensors[0])
+        assert may_end.acquire(timeout=120)
+
+    def noted(bucket):
+        made.append(form(bucket))
+        return made[-1]
+
+    monkeypatch.setattr(transport, "_broadcast", carry)
+    monkeypatch.setattr(transport, "_form", noted)
+    assert transport.buckets_at_once == 2
+    transport.prepare(_bucket(1.0), None)
+    assert transport.send(_bucket(9.0), is_last=False) == 12
+    sending = threading.Thread(target=transport.send, args=(_bucket(2.0), False))
+    sending.start()
+    deadline = time.monotonic() + 120
+    while (len(made) < 2 or not begun) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert sending.is_alive() and len(begun) == 1
+    assert begun[0].view(torch.float32).tolist() == [1.0] * 3
+    may_end.release()
+    sending.join(120)
+    may_end.release(2)
+    transport.send(_bucket(3.0), is_last=True)
+    assert transport._under_way is None and may_end.acquire(blocking=False) is False
+    places = [flat.data_ptr() for ((flat,), _) in made]
+    assert places[0] == places[2] != places[1]
+
+
+def test_a_bucket_that_was_refused_is_told_of_with_the_next_one_which_nobody_gets(transport, monkeypatch):
+    begun = []
+
+    def refused(tensors, answers):
+        begun.append(tensors)
+        transport._group = None
+        raise OSError("as told")
+
+    monkeypatch.setattr(transport, "_broadcast", refused)
+    transport.send(_bucket(1.0), is_last=False)
+    with pytest.raises(OSError, match="as told"):
+        transport.send(_bucket(2.0), is_last=True)
+    assert len(begun) == 1
+
+
+def test_a_group_is_left_once_nothing_is_on_its_way(transport, monkeypatch):
+    ended, may_end = [], Event()
+    monkeypatch.setattr(transport, "_broadcast", lambda *_: ended.append(may_end.wait(120)))
+    monkeypatch.setattr("torch.distributed.destroy_process_group", ended.append)
+    group = transport._group
+    transport.send(_bucket(1.0), is_last=False)
+    leaving = threading.Thread(target=transport._leave)
+    leaving.start()
+    leaving.join(0.2)
+    assert ended == []
+    may_end.set()
+    leaving.join(120)
+    assert ended == [True, group]
+
+
+def test_on_an_accelerator_each_bucket_goes_alone(monkeypatch):
+    monkeypatch.setattr(broadcast, "process_group_backend", lambda: "nccl")
+    made, sent = BroadcastTransport(CONFIG), []
+    made._engines, made._group = MagicMock(clients=[MagicMock()]), object()
+    monkeypatch.setattr(made, "_broadcast", lambda tensors, answers: sent.append(threading.current_thread()))
+    made.send(_bucket(1.0), is_last=False)
+    assert sent == [threading.current_thread()] and made.buckets_at_once == 1
 
 
 def test_engines_are_told_once_that_their_group_is_given_up(transport, monkeypatch):

@@ -123,7 +123,7 @@ def test_an_engine_stands_still_only_to_load_a_version_that_is_complete(connecte
     assert update.run(1).sent == 3 * 32
     source.value = 2.0
     update.run(2)
-    session = ["pause_generation", "flush_cache", "update_weights_from_disk", "continue_generation"]
+    session = ["pause_generation", "update_weights_from_disk", "continue_generation"]
     assert engine.paths == session * 2
     # The old version is there until the engine has the new one.
     assert engine.seen_then == [["weight_v000001"], ["weight_v000001", "weight_v000002"]]
@@ -283,7 +283,7 @@ def test_a_disk_that_turns_read_only_ends_the_update_by_name_at_each_stage(
         broken.setattr(owner, name, refuse)
         update.run(2)
     assert "--update-weight-disk-dir" in str(said.value)
-    loaded = ["pause_generation", "flush_cache", "update_weights_from_disk"]
+    loaded = ["pause_generation", "update_weights_from_disk"]
     assert engine.paths[before:] == ([*loaded, "continue_generation"] if owner is disk else [])
     assert "weight_v000001" in versions(root)
     again, source = connected()

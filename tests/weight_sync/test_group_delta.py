@@ -16,6 +16,7 @@ from slime.weight_sync.transports import transports_of
 from slime.weight_sync.transports.broadcast import BroadcastTransport
 from slime.weight_sync.transports.group_delta import GroupDeltaTransport
 from slime.weight_sync.update import WeightUpdate
+from slime.weight_sync.versions.live import SentState
 from tests.engines.embedded import Server
 from tests.run_args import run_args
 from tests.weight_sync.test_messages import Source, checkpoints, group
@@ -127,6 +128,38 @@ def test_after_a_whole_update_come_changes(trainer, clients, encoding):
     assert len({state(client) for client in clients}) == 1
 
 
+@pytest.mark.parametrize("most", [None, 1])
+def test_changes_are_found_before_engines_stand_still_up_to_the_bytes_of_a_bucket(
+    trainer, clients, monkeypatch, most
+):
+    order = []
+
+    def noted(owner, name):
+        work = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *words: order.append(name) or work(*words))
+
+    noted(SentState, "bucket")
+    noted(EngineClient, "pause_generation")
+    one = trainer(**({} if most is None else {"update_weight_buffer_size": most}))
+    one.connect(clients[0])
+    for _ in range(2):
+        order.clear()
+        one.step()
+        before, after = (3, 0) if most is None else (1, 2)
+        assert order == [*["bucket"] * before, "pause_generation", *["bucket"] * after]
+
+
+def test_weights_come_whole_after_changes_that_were_found_and_not_sent(trainer, clients):
+    one = trainer()
+    one.connect(clients[0])
+    one.step()
+    with unanswered("pause_generation"), pytest.raises(OSError, match="no answer came"):
+        one.step()
+    one.connect(clients[0])
+    assert one.step().sent == one.nbytes
+    assert one.step().sent < one.nbytes
+
+
 def test_an_update_without_a_change_carries_nothing(trainer, clients):
     one = trainer()
     one.connect(*clients)
@@ -160,8 +193,8 @@ def unanswered(name):
     """Has answers to a request be lost, which engines have done."""
     request = getattr(EngineClient, name)
 
-    def lost(client):
-        request(client)
+    def lost(client, *words):
+        request(client, *words)
         raise OSError("no answer came")
 
     with pytest.MonkeyPatch.context() as patched:

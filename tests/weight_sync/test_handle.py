@@ -47,8 +47,9 @@ class Recorder(FakeEngine):
 
     @property
     def paths(self):
-        """All but what a trainer asks lest it take the place of another."""
-        return [call.path for call in self.calls if call.path not in ("take_weights", "model_info")]
+        """What it is asked one after the other: beside them it flushes, and first says that it is there."""
+        beside = ("flush_cache", "model_info", "take_weights")
+        return [call.path for call in self.calls if call.path not in beside]
 
 
 @pytest.fixture
@@ -171,9 +172,9 @@ def test_no_shared_memory_and_no_group_is_left_when_engines_are_disconnected(eng
 def test_the_session_surrounds_the_buckets_and_the_last_one_carries_the_version(engine, tmp_path):
     args = make_args(save_tiny_hf(tmp_path, "llama"), update_weight_buffer_size=50_000)
     run_ranks(_sync, 2, args, _endpoint(engine))
-    assert engine.paths[:3] == ["pause_generation", "flush_cache", "begin_weight_update"]
+    assert engine.paths[:2] == ["pause_generation", "begin_weight_update"]
     assert engine.paths[-2:] == ["end_weight_update", "continue_generation"]
-    assert set(engine.paths[3:-2]) == {"update_weights_from_tensor"}
+    assert set(engine.paths[2:-2]) == {"update_weights_from_tensor"}
     versions = [body["weight_version"] for body in engine.seen("update_weights_from_tensor")]
     assert versions[-1] == "4"
     assert set(versions[:-1]) == {None}
@@ -197,7 +198,7 @@ def test_a_rank_that_fails_half_way_is_named_on_all_and_the_next_update_is_whole
     assert second == "the manager of shared memory is late"
     assert first == f"trainer rank 1 handed over no bucket: RuntimeError: {second}"
     session = [path for path in engine.paths if path != "update_weights_from_tensor"]
-    opened = ["pause_generation", "flush_cache", "begin_weight_update"]
+    opened = ["pause_generation", "begin_weight_update"]
     closed = ["end_weight_update", "continue_generation"]
     assert session == [*opened, *closed, *opened, "pause_generation", "end_weight_update", *opened, *closed]
     assert engine.seen("update_weights_from_tensor")[-1]["weight_version"] == "6"
@@ -211,6 +212,21 @@ def test_only_engines_whose_ranks_all_share_a_trainers_gpu_are_accepted(monkeypa
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 4)
     transport = HandleTransport(run_config(run_args()))
     assert transport.accepts(EngineEndpoint("http://127.0.0.1:1", None, gpus, offset)) == accepted
+
+
+def test_who_tells_an_engine_of_the_session_hands_it_buckets_over_the_same_connection(monkeypatch):
+    rank = 0
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: rank)
+    transport = HandleTransport(run_config(run_args()))
+    beside, own = [
+        EngineEndpoint(f"http://127.0.0.1:{port}", None, 1, offset) for port, offset in ((1, 1), (2, 0))
+    ]
+    transport.connect([beside, own])
+    assert transport._engine is transport._engines.clients[1]
+    rank = 1
+    transport.connect([beside, own])
+    assert transport._engine.endpoint == beside and not transport._engines.clients
+    transport.disconnect()
 
 
 def test_no_two_engines_share_a_trainer_rank(monkeypatch):
@@ -269,7 +285,7 @@ def _bucket(value):
 
 def test_what_was_prepared_is_not_filled_again(flats):
     transport, bucket = _transport(None), _bucket(1.0)
-    transport.prepare(bucket)
+    transport.prepare(bucket, None)
     bucket[0][1].zero_()
     for is_last in (False, True):
         transport.send(bucket, is_last)

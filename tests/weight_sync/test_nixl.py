@@ -118,6 +118,24 @@ def test_engines_hold_what_they_have_read_and_nothing_is_left_open(trainer, here
     session_ends(one, agents)
 
 
+def test_the_first_bucket_is_laid_out_before_engines_stand_still(trainer, here, agents, monkeypatch):
+    one, order = trainer(), []
+
+    def noted(owner, name):
+        work = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *words: order.append(name) or work(*words))
+
+    noted(NixlTransport, "_laid_out")
+    noted(NixlTransport, "_begin_session")
+    noted(EngineClient, "pause_generation")
+    one.connect(here[0])
+    one.step()
+    assert order == ["_laid_out", "_begin_session", "pause_generation", *["_laid_out"] * 2]
+    order.clear()
+    one.step()
+    assert order == ["_laid_out", "pause_generation", *["_laid_out"] * 2]
+
+
 def test_a_larger_bucket_gets_a_session_of_its_own(trainer, here, agents):
     one = trainer(update_weight_buffer_size=1)
     buckets = one.source.buckets

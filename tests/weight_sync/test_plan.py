@@ -124,6 +124,44 @@ def test_what_depends_on_later_buckets_is_not_prepared():
     assert sent == [([*NAMES], True)]
 
 
+def test_buckets_are_prepared_ahead_as_long_as_that_is_wanted_and_sent_in_their_order():
+    """Other ranks gather in step. Of a bucket that is needed no more only what tells of it is kept."""
+    source, silent, prepared, sent = Source(), Source(), [], []
+
+    def prepare(bucket):
+        prepared.append([*dict(bucket)])
+        return len(prepared) < 2
+
+    passage, other = WeightPlan(source, [], 8).begin(prepare), WeightPlan(silent, [], 8).begin(None)
+    assert passage.may_prepare and not other.may_prepare and prepared == [["a"]]
+    for each in (passage, other):
+        each.prepare_next()
+    assert prepared == [["a"], ["b"]] and source.gathered == silent.gathered == ["a", "b"]
+    assert not passage.may_prepare
+
+    def send(bucket, is_last):
+        sent.extend((name, tensor.device.type, tuple(tensor.shape), is_last) for name, tensor in bucket)
+        return 8
+
+    assert passage.carry(send) == 24 and other.carry(None) == 0
+    assert sent == [("a", "meta", (2,), False), ("b", "cpu", (2,), False), ("c", "cpu", (2,), True)]
+    assert source.gathered == silent.gathered == [*NAMES]
+
+
+def test_all_can_be_there_ahead_and_what_is_missing_is_known_then():
+    source, sent = Counted(), []
+    passage = WeightPlan(source, [WholePairs()], 1).begin(lambda bucket: True)
+    while passage.may_prepare:
+        passage.prepare_next()
+    assert source.alive == [0, 0, 0]
+    passage.carry(lambda bucket, is_last: sent.append((bucket[0][0], is_last)) or 8)
+    assert sent == [("a", False), ("b", False), ("c", True)]
+    passage = WeightPlan(Source((*NAMES, "d")), [], 1).begin(lambda bucket: True)
+    with pytest.raises(RuntimeError, match="'d': not sent"):
+        for _ in NAMES:
+            passage.prepare_next()
+
+
 class Counted(Source):
     """Notes at each bucket how many tensors of those before are still in memory."""
 

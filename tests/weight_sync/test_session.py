@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -22,10 +23,7 @@ from tests.run_args import run_args
 from tests.weight_sync.test_handle import Recorder
 
 PLAN = SimpleNamespace(needs_session=False, sent=None)
-WHOLE = [
-    *("pause_generation", "flush_cache", "begin_weight_update"),
-    *("end_weight_update", "continue_generation"),
-]
+WHOLE = ["pause_generation", "begin_weight_update", "end_weight_update", "continue_generation"]
 INTERRUPTED = ["pause_generation", "end_weight_update"]
 
 
@@ -104,7 +102,40 @@ def test_engines_are_told_what_becomes_of_answers_under_way(engine, mode):
     session.connect([endpoint(engine.url)])
     update(session)
     assert engine.seen("pause_generation") == [{"mode": mode}]
-    assert engine.paths.count("flush_cache") == (1 if mode == "in_place" else 2)
+    assert len(engine.seen("flush_cache")) == (1 if mode == "in_place" else 2)
+
+
+def test_engines_flush_beside_what_else_they_are_asked_and_before_they_end_the_update(engine):
+    async def flush(body):
+        deadline = time.monotonic() + 120
+        while "begin_weight_update" not in engine.paths and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        asked_before.extend(engine.paths)
+        return {}
+
+    asked_before, session = [], Session()
+    engine.answers["flush_cache"] = flush
+    session.connect([endpoint(engine.url)])
+    update(session)
+    assert asked_before == WHOLE[:2] and engine.paths == WHOLE
+
+
+def test_an_engine_that_cannot_flush_does_not_go_on(engine):
+    session = Session()
+    engine.answers["flush_cache"] = JSONResponse({}, status_code=500)
+    session.connect([endpoint(engine.url)])
+    with pytest.raises(EngineError, match="/flush_cache: HTTP 500"):
+        update(session)
+    assert engine.paths == WHOLE[:2]
+
+
+def test_no_engine_stops_where_one_is_not_there(engine):
+    session = Session()
+    session.connect([endpoint(engine.url), endpoint(f"http://127.0.0.1:{free_port()}")])
+    with pytest.raises(EngineError, match="/model_info: no answer: ConnectError"):
+        update(session)
+    assert engine.paths == [] and not session._is_open
 
 
 def test_only_the_first_rank_speaks_to_them(engine, monkeypatch):
@@ -128,11 +159,11 @@ def test_an_update_that_was_left_open_is_ended_and_has_nothing_to_be_compared_wi
     session = Session(check_weight_update_equal=True)
     session.connect([endpoint(engine.url)])
     session.open("1", PLAN)
-    before = len(engine.calls)
+    before = len(engine.paths)
     session.connect([endpoint(engine.url)])
     assert engine.paths[before:] == INTERRUPTED
     session.connect([endpoint(engine.url)])
-    assert len(engine.calls) == before + len(INTERRUPTED)
+    assert len(engine.paths) == before + len(INTERRUPTED)
     update(session)
     assert checks(engine) == ["reset_tensors"]
 
@@ -189,8 +220,10 @@ def test_connections_are_given_up_with_the_engines(engine):
     session = Session()
     session.connect([endpoint(engine.url)])
     (client,) = session._engines.clients
+    update(session)
+    assert client._http.connections
     session.disconnect()
-    assert client._http.is_closed and not session._engines.clients
+    assert client._http.connections == [] and not session._engines.clients
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,9 @@ class Pretended(Transport):
     def connect(self, endpoints):
         self._note("connect", *(each.url for each in endpoints))
 
-    def prepare(self, bucket):
+    def prepare(self, bucket, plan):
         self._note("prepare", bucket[0][0])
+        return True
 
     def open(self, version, plan):
         self._note("open", version)
@@ -112,6 +113,24 @@ def test_no_engine_goes_on_before_all_have_the_weights(update, log):
         *((name, "commit") for name in both),
         *((name, "resume") for name in both),
     ]
+
+
+@pytest.mark.parametrize("looking", [(True, True), (False, True), (False, False)])
+def test_further_buckets_are_prepared_ahead_where_all_that_serve_do_so(update, log, looking):
+    for transport, looks_ahead in zip(update._transports, looking, strict=True):
+        transport.looks_ahead = looks_ahead
+    update.connect(endpoints("one", "three"))
+    log.clear()
+    assert update.run(1).sent == 2 * (3 + 4)
+    assert [event for event in log if event[1] in ("prepare", "send", "open")] == [
+        *((name, "prepare", tensor) for tensor in "ab"[: 1 + all(looking)] for name in ("first", "second")),
+        *((name, "open", "1") for name in ("first", "second")),
+        *((name, "send", tensor, tensor == "b") for tensor in "ab" for name in ("first", "second")),
+    ]
+    update.connect(endpoints("three"))
+    log.clear()
+    update.run(2)
+    assert log.count(("second", "prepare", "b")) == looking[1]
 
 
 def test_one_that_serves_no_engine_rests(update, log):

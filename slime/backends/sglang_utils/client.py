@@ -15,8 +15,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlencode
 
-import httpx
+import httpcore
 import orjson
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_exponential
 
@@ -32,6 +33,7 @@ INFO_TIMEOUT_S = 60.0  # it needs no scheduler: an engine that is busy answers a
 _LEAST_TIMEOUT_S = 1.0
 DEFAULT_GROUP = "weight_update_group"
 ERROR_BODY_CHARACTERS = 2000
+_NO_ANSWER = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError)
 
 
 class EngineError(RuntimeError):
@@ -69,19 +71,13 @@ class EngineClient:
         self.timeout = timeout
         self.commit_time = 0.0
         self.has_update_session = True
+        headers = {"Content-Type": "application/json", **bearer_header(endpoint.api_key)}
+        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
         self._http = self._new_http()
 
-    def _new_http(self) -> httpx.Client:
-        headers = {"Content-Type": "application/json", **bearer_header(self.endpoint.api_key)}
-        return httpx.Client(
-            base_url=self.endpoint.url,
-            headers=headers,
-            timeout=self.timeout,
-            limits=httpx.Limits(keepalive_expiry=KEEPALIVE_S),
-            # Loading certificates takes longer than most requests here do.
-            verify=self.endpoint.url.startswith("https"),
-            trust_env=False,
-        )
+    def _new_http(self) -> httpcore.ConnectionPool:
+        # What httpx adds to it takes as long again, and engines stand still meanwhile.
+        return httpcore.ConnectionPool(max_connections=None, keepalive_expiry=KEEPALIVE_S)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != "_http"}
@@ -110,21 +106,23 @@ class EngineClient:
         Raises:
             EngineError: no answer, a status of 400 or more, or ``success: false`` in the answer.
         """
+        url = path if "://" in path else self.endpoint.url + path
+        limit = self.timeout if timeout is None else timeout
         try:
             response = self._http.request(
                 method,
-                path,
+                url if params is None else f"{url}?{urlencode(params)}",
+                headers=self._headers,
                 content=None if body is None else orjson.dumps(body),
-                params=params,
-                timeout=self.timeout if timeout is None else timeout,
+                extensions={"timeout": dict.fromkeys(("connect", "read", "write", "pool"), limit)},
             )
-        except httpx.TransportError as error:
+        except _NO_ANSWER as error:
             raise self._error(path, None, f"{type(error).__name__}: {error}") from error
-        if response.status_code >= 400:
-            raise self._error(path, response.status_code, response.text)
-        answer = _json_or_text(response)
+        if response.status >= 400:
+            raise self._error(path, response.status, _text(response))
+        answer = orjson.loads(response.content) if _is_json(response) else _text(response)
         if isinstance(answer, dict) and answer.get("success") is False:
-            raise self._error(path, response.status_code, str(answer.get("message", answer)))
+            raise self._error(path, response.status, str(answer.get("message", answer)))
         return answer
 
     def _error(self, path: str, status: int | None, body: str) -> EngineError:
@@ -205,8 +203,7 @@ class EngineClient:
         try:
             retrying(self.flush_idle_cache)
         except RetryError:
-            reason = f"requests still running or queued after {timeout:g} s"
-            raise self._error("/flush_cache", 400, reason) from None
+            raise self._error("/flush_cache", 400, f"still running or queued after {timeout:g} s") from None
 
     def flush_idle_cache(self) -> bool:
         """Empties the KV cache unless a request under way needs what it holds; whether it did."""
@@ -344,7 +341,10 @@ class EngineClient:
         self.request("POST", "/resume_memory_occupation", {"tags": tags and list(tags)})
 
 
-def _json_or_text(response: httpx.Response) -> Any:
-    if response.headers.get("content-type", "").startswith("application/json"):
-        return orjson.loads(response.content)
-    return response.text
+def _is_json(response: httpcore.Response) -> bool:
+    kinds = (value for name, value in response.headers if name.lower() == b"content-type")
+    return next(kinds, b"").startswith(b"application/json")
+
+
+def _text(response: httpcore.Response) -> str:
+    return response.content.decode(errors="replace")

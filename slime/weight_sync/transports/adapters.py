@@ -49,6 +49,7 @@ class AdapterTransport(SessionTransport):
         """
         if not self._engines.clients:
             return
+        self._require_flushed()
         config = served_config(self._lora, map(module_of, self._tensors))
         payload = serialize_tensors(self._tensors, share=False)
         checksums = {name: tensor_sha256(tensor) for name, tensor in self._tensors.items()}

@@ -23,7 +23,9 @@ from slime.utils.tensor_bucket import FlatBuffer
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import group_address
 from slime.weight_sync.floor import loopback_speed, probe_size
-from slime.weight_sync.transports.session import SessionTransport, WriterClient
+from slime.weight_sync.plan import WeightPlan
+from slime.weight_sync.transports.session import SessionTransport
+from slime.weight_sync.transports.writer_client import WriterClient
 
 logger = logging.getLogger(__name__)
 
@@ -43,15 +45,23 @@ class BroadcastTransport(SessionTransport):
 
     A bucket is one flat uint8 tensor (``load_format="flattened_bucket"``), its metadata goes by HTTP. Between
     hosts' memories large tensors go one by one instead: the copies into the flat tensor and out of it would
-    take as long as half of the way.
+    take as long as half of the way. There a bucket is on its way while the next one is made, and they share
+    the bytes of one; between GPUs each goes alone, as it is made in no time.
     """
 
     def __init__(self, config: WeightUpdateConfig) -> None:
         super().__init__(config)
         self._group: dist.ProcessGroup | None = None
         self._group_name = ""
-        self._buffer = FlatBuffer()
+        self.buckets_at_once = 2 if process_group_backend() == "gloo" else 1
+        self._sender: ThreadPoolExecutor | None = None
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._buffers = [FlatBuffer() for _ in range(self.buckets_at_once)]
+        self._turn = 0
         self._formed: tuple[list[torch.Tensor], str | None] | None = None
+        self._under_way: Future[None] | None = None
 
     @classmethod
     def is_wanted(cls, config: WeightUpdateConfig) -> bool:
@@ -64,12 +74,13 @@ class BroadcastTransport(SessionTransport):
             return math.inf
         return loopback_speed(probe_size(self._bucket_bytes, torch.device("cpu")))
 
-    def prepare(self, bucket: NamedTensors) -> None:
+    def prepare(self, bucket: NamedTensors, plan: WeightPlan) -> bool:
         if self._group is not None:
             self._formed = self._form(bucket)
+        return False
 
     def send(self, bucket: NamedTensors, is_last: bool) -> int:
-        if self._group is None:
+        if self._group is None and self._under_way is None:
             return 0
         (tensors, load_format), self._formed = self._formed or self._form(bucket), None
         names = [name for name, _ in bucket]
@@ -86,10 +97,33 @@ class BroadcastTransport(SessionTransport):
                 weight_version=self._version if is_last else None,
             )
 
-        self._carry(tensors, announce)
+        self._carry(tensors, announce, is_last)
         return sum(tensor.nbytes for tensor in tensors)
 
-    def _carry(self, tensors: Sequence[torch.Tensor], announce: Callable[[WriterClient], None]) -> None:
+    def _carry(
+        self, tensors: Sequence[torch.Tensor], announce: Callable[[WriterClient], None], is_last: bool
+    ) -> None:
+        """Broadcasts tensors once those before are there; beside what the caller does next, if it may.
+
+        Raises:
+            EngineError: an engine refused these or those before, or did not answer in time.
+        """
+        self._settle()
+        if is_last or self.buckets_at_once == 1:
+            self._carry_now(tensors, announce)
+        else:
+            if self._sender is None:
+                self._sender = ThreadPoolExecutor(1, thread_name_prefix="send-bucket")
+            self._under_way = self._sender.submit(self._carry_now, tensors, announce)
+        self._turn = 0 if is_last else (self._turn + 1) % self.buckets_at_once
+
+    def _settle(self) -> None:
+        """Waits for the bucket that is on its way."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
+
+    def _carry_now(self, tensors: Sequence[torch.Tensor], announce: Callable[[WriterClient], None]) -> None:
         """Broadcasts tensors, of which every engine is told meanwhile."""
         with _threads(len(self._engines.clients), "announce-bucket") as pool:
             answers = [pool.submit(announce, client) for client in self._engines.clients]
@@ -99,7 +133,7 @@ class BroadcastTransport(SessionTransport):
         """What is broadcast, and how engines are told to load it."""
         if self._takes_tensors and _are_large(bucket):
             return [tensor.detach().contiguous() for _, tensor in bucket], None
-        return [self._buffer.flatten(bucket).flattened_tensor], "flattened_bucket"
+        return [self._buffers[self._turn].flatten(bucket).flattened_tensor], "flattened_bucket"
 
     @property
     def _takes_tensors(self) -> bool:
@@ -107,11 +141,14 @@ class BroadcastTransport(SessionTransport):
         return all(endpoint.num_gpus == 1 for endpoint in self._engines.endpoints)
 
     def _leave(self) -> None:
+        if self._sender is not None:
+            self._sender.shutdown()  # a bucket may be on its way after a failure
         if name := self._group_name:
             self._engines.each(lambda client: client.destroy_weights_update_group(name))
         if self._group is not None:
             dist.destroy_process_group(self._group)
-        self._group, self._group_name, self._buffer, self._formed = None, "", FlatBuffer(), None
+        self._group, self._group_name, self._sender = None, "", None
+        self._begin_anew()
 
     def _join(self) -> None:
         """

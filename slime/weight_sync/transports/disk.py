@@ -15,7 +15,8 @@ from slime.utils.deadlines import within
 from slime.weight_sync.agreement import answer_limit
 from slime.weight_sync.floor import disk_speed, probe_size
 from slime.weight_sync.plan import WeightPlan
-from slime.weight_sync.transports.session import SessionTransport, WriterClient
+from slime.weight_sync.transports.session import SessionTransport
+from slime.weight_sync.transports.writer_client import WriterClient
 from slime.weight_sync.versions.manifest import VersionManifest, directory_of
 from slime.weight_sync.versions.owner import require_directory, take_directory
 from slime.weight_sync.versions.staged import StagedVersion, remove_others
@@ -76,6 +77,7 @@ class DiskTransport(SessionTransport):
             self._engines.each(
                 lambda engine: engine.update_weights_from_disk(places[engine], weight_version=self._version)
             )
+        self._require_flushed()
         self._compare()
 
     def resume(self) -> None:

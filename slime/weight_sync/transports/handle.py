@@ -15,7 +15,9 @@ from slime.utils.accelerator import collect_handles, local_device
 from slime.utils.tensor_bucket import FlatBuffer, FlattenedTensorBucket, withdraw_handle
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.floor import copy_speed, probe_size
-from slime.weight_sync.transports.session import SessionTransport, WriterClient
+from slime.weight_sync.plan import WeightPlan
+from slime.weight_sync.transports.session import SessionTransport
+from slime.weight_sync.transports.writer_client import WriterClient
 
 _COPIES = 2
 
@@ -74,9 +76,10 @@ class HandleTransport(SessionTransport):
         device = local_device(int(os.environ.get("LOCAL_RANK", "0")))
         return copy_speed(probe_size(self._bucket_bytes, device), device) / _COPIES
 
-    def prepare(self, bucket: NamedTensors) -> None:
+    def prepare(self, bucket: NamedTensors, plan: WeightPlan) -> bool:
         if self._engine is not None:
             self._prepared = self._flatten(bucket)
+        return False
 
     def _flatten(self, bucket: NamedTensors) -> FlattenedTensorBucket:
         """Fills the flat tensor that the engine does not read now."""
@@ -176,9 +179,17 @@ class HandleTransport(SessionTransport):
             # Collective on all ranks, members or not.
             group = dist.new_group(ranks, backend="gloo", timeout=self._timeout) if len(ranks) > 1 else None
             if dist.get_rank() in ranks:
-                self._engine = WriterClient(endpoint, self._answer_limit, self.writer)
-                self._engine.take_weights()
+                self._engine = self._client_of(endpoint)
                 self._ranks, self._group = ranks, group
+
+    def _client_of(self, endpoint: EngineEndpoint) -> WriterClient:
+        """The one that tells the engine of the session where this rank does, whose connection is there."""
+        for client in self._engines.clients:
+            if client.endpoint == endpoint:
+                return client
+        client = WriterClient(endpoint, self._answer_limit, self.writer)
+        client.take_weights()
+        return client
 
     def _leave(self) -> None:
         if self._poster is not None:

@@ -13,7 +13,8 @@ from slime.training.weights import NamedTensors
 from slime.utils.addresses import is_loopback
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.remote_memory import RemoteMemory, RemoteSpan
-from slime.weight_sync.transports.session import CONFLICT, SessionTransport
+from slime.weight_sync.transports.session import SessionTransport
+from slime.weight_sync.transports.writer_client import CONFLICT
 
 logger = logging.getLogger(__name__)
 
@@ -33,38 +34,46 @@ class NixlTransport(SessionTransport):
         self._memory: RemoteMemory | None = None
         self._place: RemoteSpan | None = None
         self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._expected = 0
+        self._prepared: RemoteSpan | None = None
 
-    def open(self, version: str, plan: WeightPlan) -> None:
-        super().open(version, plan)
-        self._expected = min(self._bucket_bytes, plan.manifest.nbytes) if self._engines.clients else 0
+    def prepare(self, bucket: NamedTensors, plan: WeightPlan) -> bool:
+        self._plan = plan
+        if self._engines.clients:
+            self._prepared = self._laid_out(bucket)
+        return False
 
     def send(self, bucket: NamedTensors, is_last: bool) -> int:
         if not self._engines.clients:
             return 0
+        place, self._prepared = self._prepared or self._laid_out(bucket), None
+        body = {
+            "session": self._name,
+            "names": [name for name, _ in bucket],
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
+            "shapes": [list(tensor.shape) for _, tensor in bucket],
+            **place._asdict(),
+        }
+        version = self._version if is_last else None
+        with self.spans.measure("apply"):
+            self._engines.each(lambda engine: engine.update("/update_weights_from_session", body, version))
+        return place.size
+
+    def _laid_out(self, bucket: NamedTensors) -> RemoteSpan:
+        """Fills the memory that engines read, which have read the bucket before."""
         pieces = [tensor.detach().contiguous().view(-1).view(torch.uint8) for _, tensor in bucket]
         size = sum(piece.numel() for piece in pieces)
         place = self._room(size, bucket[0][1].device)
         torch.cat(pieces, out=self._buffer[:size])
         if self._buffer.device.type == "cuda":
             torch.cuda.synchronize(self._buffer.device)  # readers know nothing of streams
-        body = {
-            "session": self._name,
-            "names": [name for name, _ in bucket],
-            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
-            "shapes": [list(tensor.shape) for _, tensor in bucket],
-            **place._replace(size=size)._asdict(),
-        }
-        version = self._version if is_last else None
-        with self.spans.measure("apply"):
-            self._engines.each(lambda engine: engine.update("/update_weights_from_session", body, version))
-        return size
+        return place._replace(size=size)
 
     def _room(self, size: int, device: torch.device) -> RemoteSpan:
         """Registered memory for a bucket, which engines know of."""
         if self._place is None or size > self._place.size or device != self._buffer.device:
             self._leave()
-            self._begin_session(max(size, self._expected), device)
+            expected = 0 if self._plan is None else min(self._bucket_bytes, self._plan.manifest.nbytes)
+            self._begin_session(max(size, expected), device)
         assert self._place is not None
         return self._place
 
@@ -97,7 +106,7 @@ class NixlTransport(SessionTransport):
             self._engines.each(lambda engine: _close(engine, name))
         if self._memory is not None:
             self._memory.close()
-        self._name, self._memory, self._place = "", None, None
+        self._name, self._memory, self._place, self._prepared = "", None, None, None
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
 

@@ -2,11 +2,10 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import httpx
 import torch.distributed as dist
 
 from slime.backends.sglang_utils.client import EngineClient, EngineError
@@ -16,89 +15,9 @@ from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import answer_limit, wait_limit
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.transports.transport import Transport
-from slime.weight_sync.writer import HEADER
+from slime.weight_sync.transports.writer_client import CONFLICT, WriterClient
 
 T = TypeVar("T")
-
-CONFLICT = 409
-"""The status with which an engine refuses a trainer in whose place another one has come."""
-
-
-class WriterClient(EngineClient):
-    """Says with each request which trainer asks, so that an engine can refuse one that has been replaced.
-
-    SGLang cannot. There this client looks, before what changes or starts the engine, whether it still has the
-    version that this trainer gave it: a trainer that was stopped in between is found out, but for the one
-    request that it was stopped at.
-
-    Args:
-        writer: the trainer; without one nothing is said or looked at.
-    """
-
-    def __init__(self, endpoint: EngineEndpoint, timeout: float, writer: str | None = None) -> None:
-        self.writer = writer
-        self._given: str | None = None
-        super().__init__(endpoint, timeout=timeout)
-
-    def _new_http(self) -> httpx.Client:
-        http = super()._new_http()
-        if self.writer is not None:
-            http.headers[HEADER] = self.writer
-        return http
-
-    def take_weights(self) -> bool:
-        """Has the engine take weights from this trainer alone, until another one takes them.
-
-        Returns:
-            Whether it had an update open, as far as it can tell, which is closed.
-
-        Raises:
-            EngineError: another trainer has come after this one.
-        """
-        if self.writer is None:
-            return False
-        try:
-            answer = self.request("POST", "/take_weights", {"writer": self.writer})
-        except EngineError as error:
-            if error.status != 404:
-                raise
-            self._given = self.weight_version()
-            return False
-        return bool(answer["interrupted"])
-
-    def has_given(self, version: str) -> None:
-        """The engine has this version, whichever client has sent it."""
-        if self._given is not None:
-            self._given = version
-
-    def require_own(self) -> None:
-        """
-        Raises:
-            EngineError: somebody else has given the engine weights since, where it does not refuse that.
-        """
-        if self._given is not None and (found := self.weight_version()) != self._given:
-            wanted = f"{self._given!r}, which {self.writer} found there or gave it"
-            told = f"weight version {found!r} (wanted: {wanted}): another trainer has taken its place"
-            raise self._error("/model_info", CONFLICT, told)
-
-    def pause_generation(self, mode: str = "abort") -> None:
-        self.require_own()
-        super().pause_generation(mode)
-
-    def continue_generation(self) -> None:
-        self.require_own()
-        super().continue_generation()
-
-    def update(self, path: str, body: dict[str, Any], version: str | None, flush: bool = False) -> None:
-        self.require_own()
-        super().update(path, body, version, flush)
-        if version is not None:
-            self.has_given(version)
-
-    def update_weight_version(self, version: str) -> None:
-        self.require_own()
-        super().update_weight_version(version)
-        self.has_given(version)
 
 
 class EngineClients:
@@ -118,9 +37,21 @@ class EngineClients:
         """
         if len(self.clients) < 2:
             return [request(client) for client in self.clients]
-        with ThreadPoolExecutor(len(self.clients), thread_name_prefix="engine-control") as pool:
+        with self._threads() as pool:
             futures = [pool.submit(request, client) for client in self.clients]
         return [future.result() for future in futures]
+
+    def begin(self, request: Callable[[EngineClient], T]) -> "list[Future[T]]":
+        """Calls ``request`` with every client in threads of their own, and does not wait."""
+        if not self.clients:
+            return []
+        pool = self._threads()
+        futures = [pool.submit(request, client) for client in self.clients]
+        pool.shutdown(wait=False)
+        return futures
+
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(len(self.clients), thread_name_prefix="engine-control")
 
     def close(self) -> None:
         for client in self.clients:
@@ -144,6 +75,7 @@ class SessionTransport(Transport):
         self._engines = EngineClients()  # of rank 0, which alone speaks of sessions
         self._check_pending = config.weight_sync.check_weight_update_equal
         self._is_open = False
+        self._flushing: list[Future[None]] = []
         self._stopped_at = 0.0
         self._version = ""
         self._plan: WeightPlan | None = None
@@ -185,16 +117,19 @@ class SessionTransport(Transport):
             self._engines.each(_require_session)
 
     def commit(self) -> None:
+        self._require_flushed()
         self._engines.each(lambda engine: engine.end_weight_update())
         self._compare()
 
     def _pause(self, version: str, plan: WeightPlan) -> None:
+        """Has engines stand still, and drop what older weights have computed while they take newer ones."""
+        self._engines.each(_connect)
         self._version, self._plan, self._is_open = version, plan, True
         self._stopped_at = monotonic()
         for engine in self._loaders:
             engine.commit_time = 0.0
         self._engines.each(lambda engine: engine.pause_generation(self._pause_mode))
-        self._engines.each(self._flush)
+        self._flushing = self._engines.begin(self._flush)
         if self._check_pending:
             self._engines.each(lambda engine: engine.weights_checker("reset_tensors"))
 
@@ -224,6 +159,15 @@ class SessionTransport(Transport):
         else:
             engine.flush_cache()
 
+    def _require_flushed(self) -> None:
+        """
+        Raises:
+            EngineError: an engine holds yet what older weights have computed.
+        """
+        flushing, self._flushing = self._flushing, []
+        for flushed in flushing:
+            flushed.result()
+
     def _compare(self) -> None:
         if self._check_pending:
             self._engines.each(lambda engine: engine.weights_checker("compare"))
@@ -248,6 +192,11 @@ class SessionTransport(Transport):
         self._leave()
         self._engines.close()
         self._endpoints, self._engines = [], EngineClients()
+
+
+def _connect(engine: EngineClient) -> None:
+    """Has an engine answer that still computes, so that a connection is there when it stops."""
+    engine.model_info()
 
 
 def _require_session(engine: EngineClient) -> None:

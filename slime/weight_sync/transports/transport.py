@@ -15,7 +15,7 @@ class Transport(ABC):
     """One way to engines, with what has to happen to them before the first bucket and after the last.
 
     All methods are called on every trainer rank, in the same order: connect; then for each update, if there
-    are engines that it serves: prepare, open, send, send, ..., commit, resume; at last disconnect.
+    are engines that it serves: prepare, ..., open, send, send, ..., commit, resume; at last disconnect.
 
     Attributes:
         choice: the value of ``--update-weight-transport`` that it is for.
@@ -26,6 +26,7 @@ class Transport(ABC):
         takes_shards: whether it carries tensors of engine ranks (`slime.weight_sync.shards`) instead of whole
             ones.
         buckets_at_once: how many of them it has on their way, which share the bytes of one.
+        looks_ahead: whether it may prepare more than the first bucket.
         spans: for ``--trace``, in place of those of its own.
         writer: the trainer, by the name that engines are to know it by; None: they are told none.
     """
@@ -36,6 +37,7 @@ class Transport(ABC):
     density = 0.0
     takes_shards = False
     buckets_at_once = 1
+    looks_ahead = False
     writer: str | None = None
     spans: SpanList
 
@@ -70,12 +72,16 @@ class Transport(ABC):
         """
         return math.inf
 
-    def prepare(self, bucket: NamedTensors) -> None:
-        """Does with the bucket that `send` is given first what needs no engine, while all of them compute.
+    def prepare(self, bucket: NamedTensors, plan: WeightPlan) -> bool:
+        """Does with the bucket that `send` is given first what can be done while all engines compute.
 
         Called on the source ranks, unless what the first bucket is depends on the second.
+
+        Returns:
+            Whether it needs the tensors no more: `send` is given them on the meta device, and the next bucket
+            may be prepared as well.
         """
-        return
+        return False
 
     @abstractmethod
     def open(self, version: str, plan: WeightPlan) -> None:

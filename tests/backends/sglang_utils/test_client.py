@@ -1,9 +1,11 @@
+import asyncio
 import json
 import pickle
 
+import httpcore
 import httpx
 import pytest
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.utils.http_utils import http_url
@@ -54,6 +56,22 @@ def test_nobody_at_the_address_is_unhealthy_and_an_error_that_names_it():
         client.model_info()
     assert caught.value.status is None
     assert client.endpoint.url in str(caught.value) and "/model_info: no answer" in str(caught.value)
+
+
+def test_an_answer_that_breaks_off_or_does_not_come_is_none(client, fake_engine):
+    async def broken_off():
+        raise ConnectionError("the engine is gone")
+        yield b""
+
+    async def late(body):
+        await asyncio.sleep(1)
+
+    fake_engine.answers |= {"server_info": lambda body: StreamingResponse(broken_off()), "late": late}
+    with pytest.raises(EngineError, match="/server_info: no answer: RemoteProtocolError"):
+        client.server_info()
+    with pytest.raises(EngineError, match="/late: no answer: ReadTimeout"):
+        client.request("GET", "/late", timeout=0.01)
+    assert client.weight_version() == "default"
 
 
 def test_a_refused_request_names_engine_endpoint_status_and_body(client):
@@ -232,10 +250,27 @@ SENT = [
 ]
 
 
+class Answers:
+    """In place of the connections of a client."""
+
+    def __init__(self, answer):
+        self._answer, self.connections = answer, ["one"]
+
+    def request(self, method, url, headers, content, extensions):
+        sent = {name.decode(): value.decode() for name, value in headers}
+        given = self._answer(httpx.Request(method, url, headers=sent, content=content, extensions=extensions))
+        answer = httpcore.Response(given.status_code, headers=given.headers.raw, content=given.content)
+        answer.read()
+        return answer
+
+    def close(self):
+        self.connections.clear()
+
+
 def client_of(answer, **options):
     """A client of an engine that ``answer`` stands for."""
     client = EngineClient(endpoint("http://engine:1"), **options)
-    client._http = httpx.Client(base_url="http://engine:1", transport=httpx.MockTransport(answer))
+    client._http = Answers(answer)
     return client
 
 
@@ -285,4 +320,4 @@ def test_each_request_has_its_own_time_or_that_of_the_client():
 def test_a_client_that_is_closed_has_no_connections():
     client = client_of(lambda request: httpx.Response(200, json={}))
     client.close()
-    assert client._http.is_closed
+    assert client._http.connections == []

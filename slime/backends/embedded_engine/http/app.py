@@ -46,8 +46,10 @@ _UNAUTHORIZED = b'{"error":"Unauthorized"}'
 def create_app(state: ServerState) -> FastAPI:
     app = FastAPI(title="SGLang-compatible embedded engine", docs_url=None, redoc_url=None)
     app.state.server = state
-    served = (generate_routes, openai_routes, parsing_routes, info_routes)
-    for module in (*served, control_routes, weight_routes, session_routes, adapter_routes):
+    # A path is compared with those before it: engines stand still for some requests, others generate.
+    standing_still = (control_routes, weight_routes, session_routes)
+    others = (openai_routes, parsing_routes, info_routes, adapter_routes)
+    for module in (generate_routes, *standing_still, *others):
         app.include_router(module.router)
     app.add_exception_handler(BadRequest, _bad_request)
     for gone in (ClientGone, ClientDisconnect):
