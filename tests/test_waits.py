@@ -58,6 +58,7 @@ DONE = {
     "processes/fork_server.py: serve: self._listener.accept": "after select",
     "processes/forked.py: _next_answer: self._socket.recv": "after select",
     "ray/ending.py: leaving_within: sys.exception": "the exception that is handled",
+    "backends/embedded_engine/engine.py: run: writer.get": "a context variable",
     "ray/process_watch.py: _learn: ray.get": "after ray.wait",
     "ray/process_watch.py: _answers: ray.get": "after ray.wait",
     "ray/rollout_manager.py: _await: future.result": "after done()",

@@ -140,6 +140,9 @@ class EngineServer:
         self._abort_all()
         return {}
 
+    def _on_take_weights(self, body: Any) -> Any:
+        return 404, {}  # as SGLang's
+
     def _on_pause_generation(self, body: Any) -> Any:
         self.paused = True
         if body["mode"] == "abort":
