@@ -79,11 +79,12 @@ class RankAgreement:
                 raise RuntimeError(f"weight sync, step {name!r}: rank {rank} failed: {outcome}")
 
     def of_first(self, value: str) -> str:
-        """What rank 0 has, on every rank."""
-        values = [value]
-        if dist.get_world_size() > 1:
-            dist.broadcast_object_list(values, src=0, group=self._group)
-        return values[0]
+        """What rank 0 has, on every rank.
+
+        Raises:
+            TimeoutError: another rank did not say in time.
+        """
+        return value if dist.get_world_size() == 1 else str(self._exchange("name of the trainer", value)[0])
 
     def any_rank(self, name: str, own: bool) -> bool:
         """Whether it is so on one of the ranks.
