@@ -19,6 +19,7 @@ from benchmarks.server_fuzz.target import Target
 from slime.agent.aiohttp_threaded import LISTENS_ON
 from slime.backends.embedded_engine.http.app import create_app as engine_app
 from slime.backends.embedded_engine.http.bodies import PullWeightsBody
+from slime.backends.embedded_engine.weights_fence import WeightsFence
 from slime.backends.megatron_utils.server.app import LogProbApp
 from slime.backends.megatron_utils.server.arguments import MegatronServerConfig
 from slime.config.engines import CONTROL_FILE
@@ -108,7 +109,8 @@ def _worker() -> web.Application:
 def _router_document(workers: list[str], folder: str) -> Document:
     """What it answers itself, and what an engine does, to which it passes everything else on."""
     args = SimpleNamespace(host=_HOST, api_key=None, admin_api_key=None)
-    made = engine_document(engine_app(SimpleNamespace(args=args)), folder)  # type: ignore[arg-type]
+    state = SimpleNamespace(args=args, engine=SimpleNamespace(fence=WeightsFence()))
+    made = engine_document(engine_app(state), folder)  # type: ignore[arg-type]
     url = {
         "type": "string",
         "enum": [*_CLOSED, *workers, "http://", "ftp://x", "localhost", "", "http://a b"],

@@ -29,6 +29,7 @@ from benchmarks.server_fuzz.target import (
     faults_without_key,
 )
 from slime.backends.embedded_engine.http.app import create_app as engine_app
+from slime.backends.embedded_engine.weights_fence import WeightsFence
 from slime_plugins.rollout_buffer.buffer import create_app as buffer_app
 
 SHORT_S = 0.2
@@ -184,7 +185,8 @@ async def test_a_server_at_a_port_is_read_to_the_end_of_its_answer(raw: bytes | 
 @pytest.mark.filterwarnings("ignore:Duplicate Operation ID")
 def test_documents_have_the_bodies_that_servers_read() -> None:
     args = SimpleNamespace(host="127.0.0.1", api_key=None, admin_api_key=None)
-    engine = engine_document(engine_app(SimpleNamespace(args=args)), "model")  # type: ignore[arg-type]
+    state = SimpleNamespace(args=args, engine=SimpleNamespace(fence=WeightsFence()))
+    engine = engine_document(engine_app(state), "model")  # type: ignore[arg-type]
     app = buffer_app(SimpleNamespace())  # type: ignore[arg-type]
     buffer = of_fastapi(app, endpoints_of(app.routes))
 

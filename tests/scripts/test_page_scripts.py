@@ -105,7 +105,7 @@ def test_what_tests_start_computes_in_batch(start: Start, tmp_path: Path) -> Non
 def test_the_conformance_tests_are_there(start: Start) -> None:
     def check(command: Command) -> None:
         (line,) = start(command)
-        assert line.startswith("python -m pytest ") and there(line) and line.count("test_conformance") == 4
+        assert line.startswith("python -m pytest ") and there(line) and line.count("test_conformance") == 5
 
     hold_each(printed("bash scripts/conformance.sh"), check, least=2)
 
@@ -113,8 +113,9 @@ def test_the_conformance_tests_are_there(start: Start) -> None:
 def test_tests_of_the_original_and_of_sglang_are_there(start: Start) -> None:
     (original,), (sglang,) = printed("bash scripts/test-original.sh"), printed("bash scripts/test-sglang.sh")
     assert start(original) == ["python -m pytest tests/original"] and (ROOT / "tests/original").is_dir()
-    *_, last = start(sglang)
-    assert last.startswith("python -m pytest -o timeout=300 tests/sglang_cpu tests/") and there(last)
+    *_, whole, adapters = [line for line in start(sglang) if line.startswith("python -m pytest")]
+    assert whole.startswith("python -m pytest -o timeout=300 tests/sglang_cpu tests/") and there(whole)
+    assert adapters.endswith("/test_conformance_adapters.py") and there(adapters)
 
 
 def test_the_quickstart_gets_its_flags(start: Start) -> None:
