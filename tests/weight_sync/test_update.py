@@ -2,7 +2,6 @@
 
 import os
 import signal
-from contextlib import suppress
 
 import pytest
 import torch
@@ -10,7 +9,9 @@ import torch
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.config.run import run_config
 from slime.utils.types import EngineEndpoint
+from slime.weight_sync.transports.writer_client import WriterClient
 from slime.weight_sync.update import WeightUpdate
+from slime.weight_sync.writer import new_writer
 from tests.engines import free_port
 from tests.engines.embedded import Server
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf, tiny_hf_model
@@ -53,16 +54,16 @@ def engines(engine_urls, checkpoints):
     """Clients of the engines, each serving the ENGINE weights as version "old", whatever failed before."""
     clients = [EngineClient(EngineEndpoint(url, None, 1, None)) for url in engine_urls]
     for client in clients:
-        _begin_anew(client, checkpoints[ENGINE])
+        _begin_anew(client.endpoint, checkpoints[ENGINE])
     return clients
 
 
-def _begin_anew(engine, checkpoint):
-    """Ends the update that a failed test has left open, if it has, and loads the old weights."""
-    with suppress(EngineError):
-        engine.end_weight_update()
-    engine.continue_generation()
-    engine.update_weights_from_disk(checkpoint, weight_version="old", flush_cache=True)
+def _begin_anew(endpoint, checkpoint):
+    """Gives an engine the old weights, as a trainer in the place of one that has left its update open."""
+    trainer = WriterClient(endpoint, 60.0, new_writer())
+    trainer.take_weights()
+    trainer.update_weights_from_disk(checkpoint, weight_version="old", flush_cache=True)
+    trainer.continue_generation()
 
 
 def _checksum(client):
@@ -185,7 +186,7 @@ def experts(tmp_path_factory):
 @pytest.mark.parametrize("layout", LAYOUTS_OF_EXPERTS)
 def test_experts_of_all_ranks_reach_engines_on_gpus_of_their_own(experts, layout):
     paths, engine = experts
-    _begin_anew(engine, paths[ENGINE])
+    _begin_anew(engine.endpoint, paths[ENGINE])
     engine.update_weights_from_disk(paths[TRAINER], flush_cache=True)
     wanted = _checksum(engine)
     engine.update_weights_from_disk(paths[ENGINE], weight_version="old", flush_cache=True)
@@ -248,7 +249,7 @@ def test_an_engine_of_another_model_fails_the_sync_on_all_ranks(engines, tmp_pat
 def test_a_dead_engine_fails_the_connection_at_once(checkpoints):
     endpoint = EngineEndpoint(f"http://127.0.0.1:{free_port()}", None, 1, None)
     args = make_args(checkpoints[TRAINER], **NO_LIMIT)
-    with pytest.raises(RuntimeError, match="init_weights_update_group: no answer"):
+    with pytest.raises(RuntimeError, match="/take_weights: no answer"):
         run_ranks(_sync, 1, args, checkpoints[TRAINER], "broadcast", [endpoint], [1])
 
 
