@@ -13,6 +13,7 @@ from slime.agent.adapters import AnthropicAdapter, OpenAIAdapter, refusals
 from slime.agent.aiohttp_threaded import run_app_in_thread
 from slime.backends.embedded_engine.http import bodies
 from slime.backends.embedded_engine.http.app import create_app as engine_app
+from slime.backends.embedded_engine.weights_fence import WeightsFence
 from slime.router import asgi, http_server
 from slime.router.router import SlimeRouter
 from slime.router.serving import listening
@@ -43,7 +44,8 @@ class Nothing:
 @contextmanager
 def engine(host):
     args = SimpleNamespace(host=host, api_key=KEY, admin_api_key=None)
-    with served(engine_app(SimpleNamespace(args=args)), host=host) as port:
+    state = SimpleNamespace(args=args, engine=SimpleNamespace(fence=WeightsFence()))
+    with served(engine_app(state), host=host) as port:
         yield port
 
 

@@ -9,7 +9,7 @@ import torch
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.config.run import run_config
 from slime.utils.types import EngineEndpoint
-from slime.weight_sync.transports.writer_client import WriterClient
+from slime.weight_sync.transports.session import WriterClient
 from slime.weight_sync.update import WeightUpdate
 from slime.weight_sync.writer import new_writer
 from tests.engines import free_port

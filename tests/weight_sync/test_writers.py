@@ -6,7 +6,7 @@ import torch.distributed as dist
 from slime.backends.sglang_utils.client import EngineError
 from slime.config.run import run_config
 from slime.training.weights import TensorInfo
-from slime.weight_sync.transports import writer_client
+from slime.weight_sync.transports import session as session_module
 from slime.weight_sync.update import WeightUpdate
 from slime.weight_sync.versions.owner import WRITERS, DirectoryTaken, require_directory, take_directory
 from slime.weight_sync.writer import HEADER, new_writer
@@ -22,7 +22,7 @@ OLD, NEW = "here:1:old", "here:2:new"
 @pytest.fixture
 def session(engine, monkeypatch):
     """The session of an engine that knows no names, as SGLang, whose trainer is slow."""
-    monkeypatch.setattr(writer_client, "_STOPPED_S", 0.0)
+    monkeypatch.setattr(session_module, "_STOPPED_S", 0.0)
     session = Session()
     session.writer = OLD
     session.connect([endpoint(engine.url)])

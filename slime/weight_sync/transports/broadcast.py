@@ -24,8 +24,7 @@ from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import group_address
 from slime.weight_sync.floor import loopback_speed, probe_size
 from slime.weight_sync.plan import WeightPlan
-from slime.weight_sync.transports.session import SessionTransport
-from slime.weight_sync.transports.writer_client import WriterClient
+from slime.weight_sync.transports.session import SessionTransport, WriterClient
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.transports.disk import DiskTransport
-from slime.weight_sync.transports.writer_client import CONFLICT, WriterClient
+from slime.weight_sync.transports.session import CONFLICT, WriterClient
 from slime.weight_sync.versions.codec import Bytes, apply, bytes_in, checksum, difference
 from slime.weight_sync.versions.manifest import Entry, VersionManifest
 from slime.weight_sync.versions.staged import StagedChanges, StagedVersion, remove_others

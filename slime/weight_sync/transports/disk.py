@@ -15,8 +15,7 @@ from slime.utils.deadlines import within
 from slime.weight_sync.agreement import answer_limit
 from slime.weight_sync.floor import disk_speed, probe_size
 from slime.weight_sync.plan import WeightPlan
-from slime.weight_sync.transports.session import SessionTransport
-from slime.weight_sync.transports.writer_client import WriterClient
+from slime.weight_sync.transports.session import SessionTransport, WriterClient
 from slime.weight_sync.versions.manifest import VersionManifest, directory_of
 from slime.weight_sync.versions.owner import require_directory, take_directory
 from slime.weight_sync.versions.staged import StagedVersion, remove_others

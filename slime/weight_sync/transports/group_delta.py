@@ -10,7 +10,7 @@ from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.transports.broadcast import BroadcastTransport
-from slime.weight_sync.transports.writer_client import WriterClient
+from slime.weight_sync.transports.session import WriterClient
 from slime.weight_sync.versions.codec import Bytes
 from slime.weight_sync.versions.live import SentState, SentTensor
 

@@ -16,8 +16,7 @@ from slime.utils.tensor_bucket import FlatBuffer, FlattenedTensorBucket, withdra
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.floor import copy_speed, probe_size
 from slime.weight_sync.plan import WeightPlan
-from slime.weight_sync.transports.session import SessionTransport
-from slime.weight_sync.transports.writer_client import WriterClient
+from slime.weight_sync.transports.session import SessionTransport, WriterClient
 
 _COPIES = 2
 

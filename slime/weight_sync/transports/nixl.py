@@ -13,8 +13,7 @@ from slime.training.weights import NamedTensors
 from slime.utils.addresses import is_loopback
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.remote_memory import RemoteMemory, RemoteSpan
-from slime.weight_sync.transports.session import SessionTransport
-from slime.weight_sync.transports.writer_client import CONFLICT
+from slime.weight_sync.transports.session import CONFLICT, SessionTransport
 
 logger = logging.getLogger(__name__)
 
