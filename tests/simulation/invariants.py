@@ -43,6 +43,7 @@ class Rules:
         self._members: set[int] = set()  # numbers of the engines that served after the last update
         # Numbers of engines that another rollout manager has to start, and of those that it must not.
         self._wanted: set[int] = set()
+        self._asked_before: set[int] = set()
         self.unwanted: set[int] = set()
         self._started: set[int] = set()
 
@@ -147,6 +148,7 @@ class Rules:
         operator = self._sim.operator
         alive = {engine.rank for engine in self._sim.engines if engine.alive}
         self._wanted = (self._members | (operator.joining & alive)) - operator.asked
+        self._asked_before = set(operator.asked)
         self._started, self._members, self.unwanted = set(), set(), set(operator.left)
 
     def _look_at_members(self) -> None:
@@ -158,7 +160,7 @@ class Rules:
         away = {rank for rank, end in operator.notices.items() if end > self._sim.world.now}
         if free & away:
             raise self._broken(f"a new rollout manager offers places that are taken away: {free & away}")
-        operator.asked, self.unwanted = set(), set()
+        operator.asked, self.unwanted = operator.asked - self._asked_before, set()
 
     def _look_at_places(self) -> None:
         """No place has two engines, and whoever could join the update did."""
@@ -183,7 +185,8 @@ class Rules:
         gone = {engine.url for engine in self._sim.fleet_engines() if engine.gone.is_set()}
         ranks = {engine.rank for engine in self._sim.fleet_engines()}
         gone = (gone | {url for url in listed if self._sim.network.servers[url].rank not in ranks}) - serving
-        if listed & gone or serving - listed:
+        alive = {url for url in serving if self._sim.network.servers[url].alive}
+        if listed & gone or alive - listed:
             raise self._broken(
                 f"the router lists {sorted(listed)}; gone: {sorted(gone)}, serve: {sorted(serving)}"
             )

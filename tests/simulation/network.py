@@ -55,8 +55,9 @@ class Network:
         if parts.query:
             body = {name: values[0] for name, values in parse_qs(parts.query).items()}
 
+        server = self.servers.get(origin)  # another one at its address would not have this connection
+
         def arrive() -> None:
-            server = self.servers.get(origin)
             if given_up:
                 return
             if server is None or not server.alive:

@@ -94,6 +94,7 @@ class Operator:
         self.added += len(ranks)
         self.left -= {*ranks}
         self.asked -= {*ranks}
+        self.joining -= {*ranks}  # an earlier one; the driver knows of those that it is asked for
         self._sim.rules.unwanted -= {*ranks}
 
 
