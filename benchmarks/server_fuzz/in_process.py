@@ -66,7 +66,9 @@ async def engine(folder: Path, key: str | None) -> AsyncIterator[Target]:
     ask = asgi(app)
 
     async def restore() -> None:
-        for path in ("resume_memory_occupation", "end_weight_update", "continue_generation"):
+        # Of an update that /take_weights has cut off nothing is left to end: another one has to.
+        updates = ("begin_weight_update", "end_weight_update")
+        for path in ("resume_memory_occupation", *updates, "continue_generation"):
             await ask(target.keyed(Sent("POST", f"/{path}")))
 
     def would_wait(sent: Sent) -> bool:
