@@ -1,9 +1,11 @@
 """Engines that join and leave by how much there is to answer, within bounds (``--rollout-queue-per-engine``).
 
-While engines generate, the requests that they hold, running and waiting, are counted every few seconds. Once
-the counts fill an interval, their mean says for how many engines there is enough to do, each with as many
-requests as the flag says. Nothing changes as long as each has half to one and a half times as many. Whoever
-comes or goes brings the others close to what they should have: the next decision does not take it back.
+While engines generate, the requests that they hold, running and waiting, are counted every few seconds: in
+rollouts, and between them too where a worker goes on then. Else engines are idle because the trainer works,
+and the next rollout waits for all of them. Once the counts fill an interval, their mean says for how many
+engines there is enough to do, each with as many requests as the flag says. Nothing changes as long as each
+has half to one and a half times as many. Whoever comes or goes brings the others close to what they should
+have: the next decision does not take it back.
 """
 
 import logging
@@ -20,7 +22,9 @@ from slime.ray.engine import Engine, EngineState, MembershipError
 from slime.ray.engine_requests import requests_of
 from slime.ray.membership import Membership
 from slime.ray.served_model import ServedModel
+from slime.utils.background_generation import background_generation
 from slime.utils.notes import note
+from slime.utils.weight_clock import clock
 
 logger = logging.getLogger(__name__)
 
@@ -77,19 +81,48 @@ class EngineScaling:
         self._counts: list[int] = []
         self._left = LOOK_S  # seconds of generation until the next count
         self._looks = max(1, math.ceil(config.rollout_scaling_interval / LOOK_S))
+        self._changing = threading.Lock()
+        self._blocks, self._over = 0, threading.Event()  # of the thread that counts
+        self._over.set()
 
     @contextmanager
     def while_generating(self) -> Iterator[None]:
-        """Counts, and decides, during the block; counts of a block before it are gone on with."""
+        """Counts, and decides, during the block; counts of a block before it are gone on with.
+
+        Also after it, until the next one, if answers are made then.
+        """
         if self._queue is None or not self._models:
             yield
             return
-        over = threading.Event()
-        threading.Thread(target=self._watch, args=(over,), name="engine-scaling", daemon=True).start()
+        over = self._begin()
         try:
             yield
         finally:
-            over.set()
+            self._end(over)
+
+    def stop(self) -> None:
+        """Counts no more, until the next block."""
+        with self._changing:
+            self._over.set()
+
+    def _begin(self) -> threading.Event:
+        """Has a thread count, if none does; returns what ends it."""
+        with self._changing:
+            self._blocks += 1
+            if self._over.is_set():
+                over = self._over = threading.Event()
+                threading.Thread(target=self._watch, args=(over,), name="engine-scaling", daemon=True).start()
+            return self._over
+
+    def _end(self, over: threading.Event) -> None:
+        with self._changing:
+            self._blocks -= 1
+            if not self._generates:
+                over.set()
+
+    @property
+    def _generates(self) -> bool:
+        return self._blocks > 0 or background_generation.goes_on
 
     def _watch(self, over: threading.Event) -> None:
         while True:
@@ -99,15 +132,25 @@ class EngineScaling:
                 self._left = max(0.0, self._left - (time.monotonic() - began))
                 return
             self._left = LOOK_S
+            if self._has_ended(over):
+                return
             try:
                 self.look(over)
             except Exception:  # whatever it is: the run goes on with the engines that it has
                 logger.exception("engines do not join or leave by their requests at the moment")
 
+    def _has_ended(self, over: threading.Event) -> bool:
+        """Whether who went on between rollouts does so no more."""
+        with self._changing:
+            if not self._generates:
+                over.set()
+            return over.is_set()
+
     def look(self, over: threading.Event) -> None:
         """Counts once, and decides if that fills the interval, unless generation is over by then."""
-        count = self._count()
-        if count is None or over.is_set():
+        # Engines that stand still for new weights may hold nothing for it.
+        count = None if over.is_set() or clock.updating else self._count()
+        if count is None or over.is_set() or clock.updating:
             return
         self._counts.append(count)
         if len(self._counts) >= self._looks:

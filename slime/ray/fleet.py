@@ -255,6 +255,7 @@ class Fleet:
     def stop(self) -> None:
         """Ends every engine that is ours to end, and the routers."""
         engine_count.forget(self.answering)
+        self._scaling.stop()
         self._watch.stop()
         self._starts.stop()
         self.membership.stop()

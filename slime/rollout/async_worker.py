@@ -25,6 +25,7 @@ from slime.rollout.generation import generate_and_rm_group, is_given_up
 from slime.rollout.ledger import ABORTED, SPLIT, RolloutAccount
 from slime.rollout.sample_hooks import set_current_rollout_id
 from slime.utils.async_utils import cancel_all, get_async_loop, run
+from slime.utils.background_generation import background_generation
 from slime.utils.types import Sample
 from slime.utils.weight_clock import clock
 
@@ -86,11 +87,14 @@ class AsyncRolloutWorker:
     def start(self) -> None:
         """Begin to generate; starting a started worker does nothing."""
         self._stopped = False
+        if self.config.rollout.max_staleness != 0:  # else nothing begins before a rollout asks for it
+            background_generation.begin(self)
         _on_loop(self._fill)
 
     def stop(self) -> None:
         """End all generation; every group goes back to the data source. Not to be called on the loop."""
         self._stopped = True
+        background_generation.end(self)
         run(self._give_back())
 
     def get_completed_groups(self, limit: int | None = None) -> list[list[Any]]:

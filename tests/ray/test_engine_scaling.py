@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,9 @@ from slime.config.engines import EngineConfig
 from slime.ray import engine_scaling
 from slime.ray.engine import EngineState, MembershipError
 from slime.ray.engine_scaling import Bounds, EngineScaling, wanted
+from slime.utils.background_generation import background_generation
 from slime.utils.notes import take_notes
+from slime.utils.weight_clock import clock
 from tests.run_args import config_with
 
 
@@ -162,6 +165,60 @@ def test_it_looks_while_engines_generate(scaling, monkeypatch: pytest.MonkeyPatc
         assert len([one for one in threading.enumerate() if one.name == "engine-scaling"]) <= 1
     with scaling(members, rollout_queue_per_engine=None).while_generating():
         assert scaled._counts == [] or len(scaled._counts) == 1
+
+
+def test_it_looks_between_rollouts_as_long_as_answers_are_made_then(
+    scaling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_scaling, "LOOK_S", 0.01)
+    members, left, worker = Members(engines=2, places=2), threading.Event(), Members(0, 0)
+    monkeypatch.setattr(members, "drain", lambda *_: left.set())
+    scaled = scaling(members, rollout_scaling_interval=0.03)
+    background_generation.begin(worker)
+    try:
+        with scaled.while_generating():
+            pass
+        assert left.wait(60)
+        with scaled.while_generating():
+            assert len(counting()) == 1
+    finally:
+        background_generation.end(worker)
+    wait_until(lambda: not counting())
+    background_generation.begin(worker)
+    try:
+        with scaled.while_generating():
+            pass
+        assert len(counting()) == 1
+        scaled.stop()
+        wait_until(lambda: not counting())
+    finally:
+        background_generation.end(worker)
+    left.clear()
+    with scaled.while_generating():
+        pass
+    wait_until(lambda: not counting())
+
+
+def counting() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "engine-scaling"]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_engines_that_stand_still_for_new_weights_are_not_counted(scaling) -> None:
+    members = Members(engines=2, places=2)
+    scaled = scaling(members)
+    clock.begin_update()
+    try:
+        assert look(scaled, members, 0, 0, 0) == []
+    finally:
+        clock.__init__()  # type: ignore[misc]
+    assert look(scaled, members, 0, 0) == [("drain", [1])]
 
 
 def test_rollouts_that_are_shorter_than_the_time_between_two_counts_are_counted_too(

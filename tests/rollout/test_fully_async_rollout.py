@@ -17,6 +17,7 @@ from slime.rollout.fully_async_rollout import (
     stop_worker,
 )
 from slime.utils.async_utils import run
+from slime.utils.background_generation import background_generation
 from slime.utils.engine_count import engine_count
 from slime.utils.types import Sample
 from slime.utils.weight_clock import clock
@@ -495,6 +496,16 @@ def test_the_worker_has_the_original_s_methods(engine, async_args, make_source):
     worker.stop()
     assert worker.queue_size() == 0
     assert balanced(source) and source.ledger.trained == 1
+
+
+def test_a_worker_says_whether_it_generates_between_rollouts(engine, async_args, make_source):
+    for staleness, says in ((None, True), (1, True), (0, False)):
+        args = async_args(max_staleness=staleness)
+        worker = AsyncRolloutWorker(args, make_source(args), concurrency=1)
+        worker.start()
+        told = background_generation.goes_on
+        worker.stop()
+        assert (told, background_generation.goes_on) == (says, False)
 
 
 def test_groups_begin_when_the_block_ends_that_held_them_back(engine, async_args, make_source):

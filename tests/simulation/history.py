@@ -28,6 +28,7 @@ from slime.ray.rollout_group import RolloutGroup
 from slime.ray.train_group import RayTrainGroup
 from slime.rollout import fully_async_rollout
 from slime.rollout.generate_state import GenerateState
+from slime.utils.background_generation import background_generation
 from slime.utils.data import Dataset
 from slime.utils.engine_count import engine_count
 from slime.utils.http_utils import init_http_client
@@ -302,6 +303,7 @@ def reset_process() -> None:
     clock.__init__()  # type: ignore[misc]
     fully_async_rollout._worker = None
     engine_count.__init__()  # type: ignore[misc]
+    background_generation.__init__()  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
