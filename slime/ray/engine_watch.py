@@ -199,6 +199,8 @@ class EngineWatch:
     def _begin_looks(self) -> None:
         for model in self._models:
             self._begin(self._looking, model, self._look_at_router, model)
+            if model.unlisted:
+                self._begin(self._looking, model.list_missing, self._complete, model)
             for engine in model.living:
                 self._begin(self._looking, engine, self._look_at, model, engine)
 
@@ -231,6 +233,13 @@ class EngineWatch:
             model.restart_router(router)
         except RouterError as error:
             self.fail(f"the router ended: {error}")
+
+    def _complete(self, model: ServedModel) -> None:
+        """Has a new router told of engines that hung when it started, if they answer by now."""
+        try:
+            model.list_missing()
+        except RouterError as error:  # if it has ended that is found by whoever looks at it
+            logger.warning("the router of model %s is told again later: %s", model.name, error)
 
     def _look_at(self, model: ServedModel, engine: Engine) -> None:
         reason = engine.handle.failure_reason()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from slime.backends.sglang_utils.router import Router, RouterError
 from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_group import EngineGroup
-from slime.ray.registration import end_of, refused, require_alive_if_it_joins
+from slime.ray.registration import end_of, hangs, refused, require_alive_if_it_joins, takes
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class ServedModel:
         router: the one that runs; another one after a restart.
         version: of the weights that the engines were last found to have; None before.
         wanted: of one that evaluates, whether it takes the next update; the first one it does.
+        unlisted: engines that serve, and gave no answer when a new router was told of them.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class ServedModel:
         self._restarting = threading.Lock()
         self._changing = threading.Lock()  # which router there is, and which engines serve behind it
         self._listing = threading.RLock()  # whose address it is that a router is told of
+        self.unlisted: set[Engine] = set()
         self._stopped = False
 
     @property
@@ -96,12 +98,8 @@ class ServedModel:
         """
         dead = self.dead
         waits = self.evaluates and not self.wanted
-        return (
-            bool(dead)
-            and not self.living
-            and not self.starting
-            and not (waits or self.restarts_alone(dead[0]))
-        )
+        none_left = dead and not self.living and not self.starting
+        return bool(none_left) and not (waits or self.restarts_alone(dead[0]))
 
     @property
     def launches(self) -> int:
@@ -318,17 +316,28 @@ class ServedModel:
         for engine in serving:
             self._list_again(router, engine)
 
+    def list_missing(self) -> None:
+        """Tells the router of `unlisted` engines that answer by now; RouterError if it refuses one."""
+        for engine in list(self.unlisted):
+            if engine.state is not EngineState.SERVING:
+                self.unlisted.discard(engine)
+            elif not hangs(engine):
+                with self._restarting:
+                    if self.router is not None and engine in self.unlisted:
+                        self._list_again(self.router, engine)
+
     def _list_again(self, router: Router, engine: Engine) -> None:
-        """Tells a new router of an engine that served behind the one before, unless it has ended."""
-        refusal = refused(router, engine)
+        """Tells a new router of an engine that served behind the one before, unless it has ended.
+
+        One that hangs is no reason for another router: who waits for it finds it dead.
+        """
+        taken = takes(router, engine)
         if engine.lives:
-            if refusal is not None and engine.handle.failure_reason() is None:
-                raise refusal
+            (self.unlisted.discard if taken else self.unlisted.add)(engine)
             return
         with self._listing:
             serving = [other.url for other in self.engines if other.state is EngineState.SERVING]
             if engine.url not in serving:  # else it is its successor's address
-                # Whoever found it dead may have asked the router before it was listed there.
                 router.remove_worker(engine.url)
 
     def stop_router(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from slime.backends.sglang_utils.external import ExternalEngines
 from slime.backends.sglang_utils.router import RouterError, RouterProcess, start_router
+from slime.ray import engine as engine_module
 from slime.ray import engine_watch, served_model
 from slime.ray.engine import EngineState
 from slime.ray.engine_group import EngineGroup
@@ -23,7 +24,7 @@ from slime.utils.http_utils import post
 from slime.utils.types import EngineEndpoint
 from tests.engines import free_port
 from tests.engines.fake import FakeEngine
-from tests.ray.stand_ins import Cluster, Router, Source, wait_until
+from tests.ray.stand_ins import Cluster, Router, Source, client_class, wait_until
 from tests.run_args import config_with
 
 KILLED = "router (http://router): killed by SIGKILL"
@@ -221,6 +222,7 @@ def test_a_new_router_keeps_an_address_that_a_successor_has_by_now() -> None:
 def test_a_new_router_that_does_not_take_an_engine_that_lives_is_replaced_too(monkeypatch) -> None:
     monkeypatch.setattr(served_model, "_RESTART_PAUSE", 0.01)
     cluster = Cluster()
+    monkeypatch.setattr(engine_module, "EngineClient", client_class(cluster))
     model = serving(cluster, 3, router_restarts=2)
     refused = []
 
@@ -232,6 +234,60 @@ def test_a_new_router_that_does_not_take_an_engine_that_lives_is_replaced_too(mo
     cluster.on_register = refuse_once
     model.restart_router(ended(model))
     assert cluster.routed == ["http://engine0", "http://engine1"] and refused == ["http://engine0"]
+
+
+def without_answer(cluster: Cluster, model: ServedModel, rank: int) -> None:
+    """An engine hangs, and the router has ended."""
+    url = model.engines[rank].url
+
+    def refuse(other: str) -> None:
+        if other == url and not cluster.sick.get(url, True):
+            raise RouterError(f"waited 60 s for it to list {url} as healthy")
+
+    cluster.on_register, cluster.sick[url] = refuse, False
+    model.restart_router(ended(model))
+
+
+def test_a_new_router_does_without_an_engine_that_hangs_until_that_answers(monkeypatch) -> None:
+    cluster = Cluster()
+    monkeypatch.setattr(engine_module, "EngineClient", client_class(cluster))
+    model = serving(cluster, 3, router_restarts=2)
+    without_answer(cluster, model, 0)
+    model.list_missing()
+    assert cluster.routed == ["http://engine1"] and model.unlisted == {model.engines[0]}
+    cluster.sick.clear()
+    model.list_missing()
+    assert cluster.routed == ["http://engine1", "http://engine0"] and not model.unlisted
+    without_answer(cluster, model, 0)
+    die(model, 0)
+    cluster.sick.clear()
+    model.list_missing()
+    assert cluster.routed == ["http://engine1"] and not model.unlisted
+
+
+def test_the_watch_has_a_router_told_of_an_engine_that_answers_again(monkeypatch) -> None:
+    monkeypatch.setattr(engine_watch, "LOOK_INTERVAL", 0.02)
+    cluster = Cluster()
+    monkeypatch.setattr(engine_module, "EngineClient", client_class(cluster))
+    model = serving(cluster, 3, router_restarts=2)
+    without_answer(cluster, model, 0)
+    watch = EngineWatch([model], WatchTimes(interval=60, timeout=5), tolerant=True)
+    watch.start()
+    try:
+        refusals = iter([RouterError("connection reset by peer")])
+        refuse = cluster.on_register
+
+        def refuse_once_more(url: str) -> None:
+            refuse(url)
+            for error in refusals:
+                raise error
+
+        cluster.on_register = refuse_once_more
+        cluster.sick.clear()
+        wait_until(lambda: cluster.routed == ["http://engine1", "http://engine0"])
+        watch.check()
+    finally:
+        watch.stop()
 
 
 def test_a_router_that_cannot_be_started_is_tried_again_and_then_ends_the_run(monkeypatch, caplog) -> None:

@@ -106,6 +106,33 @@ def test_an_engine_that_hangs_before_it_tells_its_version_is_replaced():
     assert history.outcome == "trained" and hit and not hit[0].alive
 
 
+@pytest.mark.parametrize("request_name", ["pause_generation", "update_weights_from_distributed"])
+def test_a_router_that_ends_while_an_engine_hangs_in_an_update_costs_no_rollout_side(request_name):
+    """The next one does without that engine, however long nobody else gives it up."""
+    quiet = dict(tolerant=True, faults=None, strikes=0.0, loss=0.0, delay=0.0, crash_after=None, silent=False)
+    alone = dict(router_deaths=(), manager_deaths=(), drains=(), adds=(), queue=None)
+    hit, sides = [], []
+
+    def hang_once(sim):
+        sim.args.rollout_engine_hang_timeout, sim.args.distributed_timeout_minutes = 600.0, 15
+        look = sim.rules.control
+
+        def control(engine, name, body):
+            look(engine, name, body)
+            if name == request_name and engine.listed and not hit:
+                hit.append(engine)
+                sides.append(sim.rollout)
+                engine.hang(1e6)
+                sim.router.die("was killed by SIGKILL")
+
+        sim.rules.control = control
+
+    one = replace(plan.draw(0), engines=2, rollouts=4, interval=1, **quiet, **alone)
+    history = play_plan(one, change=hang_once)
+    assert history.outcome == "trained" and not hit[0].alive
+    assert [side.starts for side in sides] == [1]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found_within_a_thousand_histories(name):
