@@ -16,7 +16,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from slime.training.checkpoint_errors import on_every_rank
-from slime.utils.checkpoint_record import remove_older, write_record
+from slime.utils.checkpoint_record import Sums, remove_older, write_record
 
 MARKER = "latest_checkpointed_iteration.txt"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -63,9 +63,13 @@ def on_first_rank(action: Callable[[], None]) -> None:
     on_every_rank(action if dist.get_rank() == 0 else lambda: None)
 
 
-def record(directory: Path, group: dist.ProcessGroup | None = None) -> None:
-    """Collective. Records what the ranks have written; on return all have."""
-    on_every_rank(lambda: write_record(directory, dist.get_rank(), dist.get_world_size()), group)
+def record(directory: Path, group: dist.ProcessGroup | None = None, known: Sums | None = None) -> None:
+    """Collective. Records what the ranks have written; on return all have.
+
+    Args:
+        known: checksums of files of this rank that need not be read again.
+    """
+    on_every_rank(lambda: write_record(directory, dist.get_rank(), dist.get_world_size(), known or {}), group)
 
 
 def fresh_directory(path: Path, subdirectories: Sequence[str] = ()) -> None:

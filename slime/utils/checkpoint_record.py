@@ -10,9 +10,10 @@ A directory without records, as earlier versions and others wrote, says nothing 
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -22,16 +23,50 @@ _OF_A_RANK = re.compile(r"(?:__|rng_)(\d+)[_.]")  # torch's shards, and random g
 _ITERATION = re.compile(r"iter_(\d{7,})")
 _REMOVED = ".removed"
 _BLOCK = 1 << 24
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-def write_record(directory: Path, rank: int, ranks: int) -> None:
-    """Records the files of a finished directory that ``rank`` wrote; rank 0 also those of none."""
-    files = {}
+class Summed(NamedTuple):
+    """A file whose checksum was taken.
+
+    Attributes:
+        modified: when it was last written to, in nanoseconds.
+    """
+
+    bytes: int
+    modified: int
+    xxh3: str
+
+
+Sums = dict[str, Summed]
+"""By path below the directory."""
+
+
+def take_sums(directory: Path, rank: int, known: Mapping[str, Summed] = _NONE) -> Sums:
+    """Takes the checksums of the files that ``rank`` wrote; rank 0 also those of none.
+
+    Args:
+        known: what is not read again if it has not changed since.
+    """
+    sums = {}
     for path in sorted(directory.rglob("*")):
         named = _OF_A_RANK.match(path.name)
         owner = int(named[1]) if named else 0
         if owner == rank and path.is_file() and not path.match(_RECORDS):
-            files[str(path.relative_to(directory))] = {"bytes": path.stat().st_size, "xxh3": _checksum(path)}
+            name, status = str(path.relative_to(directory)), path.stat()
+            before, now = known.get(name), (status.st_size, status.st_mtime_ns)
+            sums[name] = before if before and before[:2] == now else Summed(*now, _checksum(path))
+    return sums
+
+
+def write_record(directory: Path, rank: int, ranks: int, known: Mapping[str, Summed] = _NONE) -> None:
+    """Records the files of a finished directory that ``rank`` wrote; rank 0 also those of none.
+
+    Args:
+        known: see `take_sums`.
+    """
+    sums = take_sums(directory, rank, known)
+    files = {name: {"bytes": file.bytes, "xxh3": file.xxh3} for name, file in sums.items()}
     (directory / _RECORD.format(rank)).write_text(json.dumps({"ranks": ranks, "files": files}) + "\n")
 
 

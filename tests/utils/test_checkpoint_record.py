@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from slime.utils.checkpoint_record import damage, iterations, remove_older, write_record
+from slime.utils import checkpoint_record
+from slime.utils.checkpoint_record import damage, iterations, remove_older, take_sums, write_record
 
 FILES = (
     "metadata.json",
@@ -34,6 +35,18 @@ def test_each_file_is_recorded_once_by_who_wrote_it(checkpoint):
     assert [record["ranks"] for record in records] == [2, 2]
     assert records[1]["files"].keys() == {"__1_0.distcp", "ref/__1_3.distcp", "rng_00001.pt"}
     assert records[0]["files"].keys() == set(FILES) - records[1]["files"].keys()
+
+
+def test_what_was_summed_before_is_read_again_only_if_it_has_changed(checkpoint, monkeypatch):
+    known = take_sums(checkpoint, 0)
+    (checkpoint / "common.pt").write_bytes(b"other")
+    (checkpoint / "made_later.json").write_text("{}")
+    read, checksum = [], checkpoint_record._checksum
+    monkeypatch.setattr(checkpoint_record, "_checksum", lambda path: read.append(path.name) or checksum(path))
+    write_record(checkpoint, 0, 2, known)
+    assert sorted(read) == ["common.pt", "made_later.json"]
+    assert list(damage(checkpoint, checksums=True)) == []
+    assert (checkpoint / "record_00000.json").read_text().count("xxh3") == len(known) + 1
 
 
 @pytest.mark.parametrize("checksums", [False, True])

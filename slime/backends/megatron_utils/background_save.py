@@ -5,6 +5,7 @@ wait for as well.
 """
 
 import threading
+from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,10 +21,18 @@ from slime.backends.megatron_utils.checkpoint_processes import Results, answer_o
 
 
 class BackgroundSaves(AsyncCallsQueue):
-    """The saves that are being written, each by a process of its own."""
+    """The saves that are being written, each by a process of its own.
+
+    Args:
+        finish: what is left to do of each on this rank when it is written; called in a thread.
+    """
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        super().__init__()
+        self._finish = finish
 
     def _get_async_caller(self) -> "WatchedProcess":
-        return WatchedProcess()
+        return WatchedProcess(self._finish)
 
 
 class _Sender:
@@ -40,18 +49,23 @@ class WatchedProcess(TemporalAsyncCaller):  # type: ignore[misc]
     """Writes the shards of this rank; the save fails if it is killed, or stays stopped.
 
     A thread watches it, since a training step may take longer than it is forgiven to be stopped.
+
+    Args:
+        finish: called in that thread when all is written.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, finish: Callable[[], None]) -> None:
         super().__init__()
+        self._finish = finish
         self.process: Any = None
         self._watcher: threading.Thread | None = None
         self._results: Results | None = None
         self._outcome: Any = None
 
     def schedule_async_call(self, async_req: AsyncRequest) -> None:
-        """Starts to write; nothing if this rank has nothing to write."""
+        """Starts to write; no process if this rank has nothing to write."""
         if async_req.async_fn is None:
+            self._begin(self._finish)
             return
         rank, buckets, self._results = async_req.async_fn_args
         directory = str(Path(buckets[0][0]).parent)
@@ -65,13 +79,16 @@ class WatchedProcess(TemporalAsyncCaller):  # type: ignore[misc]
             return
         finally:
             sender.close()
-        self._watcher = threading.Thread(
-            target=self._watch, args=(receiver, directory), name="background save", daemon=True
-        )
+        self._begin(self._watch, receiver, directory)
+
+    def _begin(self, what: Callable[..., None], *arguments: Any) -> None:
+        self._watcher = threading.Thread(target=what, args=arguments, name="background save", daemon=True)
         self._watcher.start()
 
     def _watch(self, receiver: Connection, directory: str) -> None:
         self._outcome = answer_of(self.process, receiver, directory)
+        if not isinstance(self._outcome, Exception):
+            self._finish()
 
     def is_current_async_call_done(self, blocking: bool = False, no_dist: bool = False) -> bool:
         """Collective. Whether it has ended on every rank."""

@@ -4,10 +4,11 @@ A checkpoint fits any tensor-, pipeline- and data-parallel layout of the same mo
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
@@ -57,6 +58,7 @@ from slime.training.checkpoint_dir import (
     record,
 )
 from slime.training.save_attempts import SaveAttempts
+from slime.utils.checkpoint_record import Sums, take_sums
 
 
 def is_megatron_checkpoint(path: str | Path | None) -> bool:
@@ -77,7 +79,8 @@ class CheckpointWriter:
         self.attempts = SaveAttempts(self._root)
         self._first_rank = FirstRankWrites()
         self._temporary = Path(self._root)  # of the save that is being written
-        self._queue = BackgroundSaves() if self._flags.async_save else None
+        self._sums: Sums = {}  # of its files, as far as they are taken
+        self._queue = BackgroundSaves(self._take_sums) if self._flags.async_save else None
         checkpoint_processes.install()
 
     def save(
@@ -97,6 +100,7 @@ class CheckpointWriter:
         """
         self.finish()
         self._temporary = iteration_dir(self._root, iteration).with_suffix(".tmp")
+        self._sums = {}
         self._first_rank.forget()
         with self.attempts.attempt(self._temporary), self._first_rank.kept():
             self._save(iteration, state, common, extra or {})
@@ -131,7 +135,7 @@ class CheckpointWriter:
 
         def make_latest() -> None:
             self._first_rank.require()
-            record(temporary)
+            record(temporary, known=self._sums)
             on_first_rank(lambda: publish(temporary, final, iteration, self._flags.keep_checkpoints))
             self.attempts.complete()
 
@@ -140,6 +144,11 @@ class CheckpointWriter:
         else:
             request.add_finalize_fn(make_latest)
             self._queue.schedule_async_request(request)
+
+    def _take_sums(self) -> None:
+        """Reads what this rank has written in the background, while training goes on."""
+        with suppress(OSError):  # `record` reads it again, and tells all ranks
+            self._sums = take_sums(self._temporary, dist.get_rank())
 
     def _strategy(self) -> SaveShardedStrategy:
         """Who writes what: all data-parallel replicas a part, or the first one everything."""

@@ -1,7 +1,9 @@
 """A process that writes in the background and is killed or stopped fails the save on every rank, by name."""
 
 import os
+import shutil
 import signal
+import threading
 
 import pytest
 
@@ -9,7 +11,8 @@ from slime.arguments.validate.checkpoint_files import newest_whole
 from slime.backends.megatron_utils import background_save, checkpoint_processes
 from slime.processes.stopped import StopClock
 from slime.ray.train_worker import TrainWorker
-from slime.training.checkpoint_dir import iteration_dir
+from slime.training.checkpoint_dir import MARKER, iteration_dir
+from slime.utils import checkpoint_record
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import trainer_args
 
@@ -17,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 STOPPED, KILLED = "was stopped (SIGSTOP) for 6 s, and killed", "was killed by SIGKILL"
 WHOLE = (3, 4)  # the saves after those
+HELD = 5  # and one whose checksums take long
 
 
 def _polled(worker):
@@ -41,7 +45,32 @@ def _save(rank, args):
     background_save._Sender.put = put
     for number in WHOLE:
         outcomes += worker.save_model(number, force_sync=True)
-    return {"outcomes": outcomes, "left": os.listdir(args.save)}
+    return {"outcomes": outcomes, "held": _held(rank, worker, args.save), "left": os.listdir(args.save)}
+
+
+def _held(rank, worker, root):
+    """A save of the background, copied while its checksums are taken: what a kill would leave."""
+    begun, go_on, threads = threading.Event(), threading.Event(), set()
+    checksum = checkpoint_record._checksum
+
+    def slow(path):
+        if path.suffix == ".distcp":
+            threads.add(threading.current_thread().name)
+            begun.set()
+            assert go_on.wait(300)
+        return checksum(path)
+
+    checkpoint_record._checksum = slow
+    meanwhile = worker.save_model(HELD)
+    assert begun.wait(300)
+    for _ in range(5):  # the ranks ask as often
+        worker.backend.poll()
+        meanwhile += worker.backend._writer.attempts.take()
+    if rank == 0:
+        shutil.copytree(root, f"{root}_killed")
+    worker.backend.poll()  # no rank goes on before that is done
+    go_on.set()
+    return {"meanwhile": meanwhile, "outcomes": _polled(worker), "threads": threads}
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +89,25 @@ def test_one_that_is_killed_or_stays_stopped_fails_the_save_by_name(saved):
         assert f"could not be written: rank 1: RuntimeError: Worker failure: {path}: the process that" in told
         assert f"wrote it {end} " in told
     assert whole is last is None
-    assert sorted(path.name for path in root.glob("iter_*")) == [iteration_dir("", i).name for i in WHOLE]
+    names = [iteration_dir("", i).name for i in (*WHOLE, HELD)]
+    assert sorted(path.name for path in root.glob("iter_*")) == names
+
+
+def test_training_waits_for_no_checksum_and_none_is_missing_of_the_latest(saved):
+    root, ranks = saved
+    for rank in ranks:
+        held = rank["held"]
+        assert held == {"meanwhile": [], "outcomes": [None], "threads": {"background save"}}
+    killed = root.with_name(f"{root.name}_killed")
+    assert (killed / MARKER).read_text() == str(WHOLE[-1])
+    assert newest_whole(killed, "checksums") == (WHOLE[-1], [])
+    assert iteration_dir(killed, HELD).with_suffix(".tmp").is_dir()
+    assert (root / MARKER).read_text() == str(HELD)
 
 
 def test_a_damaged_save_of_the_background_is_skipped_by_name(saved):
     root, _ = saved
-    older, newest = WHOLE
+    older, newest = WHOLE[-1], HELD
     assert newest_whole(root, "checksums") == (newest, [])
     shard = next(iteration_dir(root, newest).glob("__1_*.distcp"))
     content = bytearray(shard.read_bytes())
