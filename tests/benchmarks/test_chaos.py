@@ -23,8 +23,6 @@ from benchmarks.chaos import (
 from slime.config.engines import CONTROL_FILE
 
 STEPS = 3
-NOT_YET = {"elastic", "engines by their requests", "standbys", "policies"}
-"""Layouts of which the page may have no figures."""
 BOOKS = {"issued": 9, "trained": 6, "filtered": 0, "dropped": {"surplus": 1}, "buffered": 1, "leased": 1}
 
 
@@ -132,6 +130,6 @@ def test_the_figures_of_the_page_are_those_of_the_results():
     assert table(results) in page
     counts = ", ".join(f"{count} {kind}s" for kind, count in results["faults"].items())
     assert f"{len(results['runs'])} runs, {counts}" in page
-    assert {run["layout"] for run in results["runs"]} | NOT_YET == LAYOUTS.keys()
+    assert {run["layout"] for run in results["runs"]} == LAYOUTS.keys()
     assert not [run for run in results["runs"] if run["problems"] or run["differences"]]
     assert f"train for {results['training_time_ratio']:.2f} of its time" in page
