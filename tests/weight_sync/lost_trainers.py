@@ -136,10 +136,11 @@ def _observe(steps, loss: Loss | None, pids: list[int], folder: str | None) -> N
             loss.come(pids)
         if is_here and loss.when == "under way":
             threading.Timer(0.002, loss.come, [pids]).start()
-        answer = request(self, method, path, *args, **options)
-        if is_here and loss.when != "before":
-            loss.come(pids)
-        return answer
+        try:
+            return request(self, method, path, *args, **options)
+        finally:  # an engine may have refused it, such as the end of an update that is not open
+            if is_here and loss.when != "before":
+                loss.come(pids)
 
     EngineClient.request = observed
 
