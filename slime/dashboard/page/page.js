@@ -168,7 +168,7 @@ function plotOf(metric, figure, names) {
   }));
   return new uPlot({
     width: figure.clientWidth - 18, height: 220, scales: { x: { time: false } },
-    axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map(short) }],
+    axes: [axis, { ...axis, size: 76, values: (_, ticks) => ticks.map(short) }],
     cursor: { sync: { key: "step" } }, series: [{ label: "step" }, ...series],
   }, [[], ...names.map(() => [])], figure);
 }
