@@ -167,14 +167,14 @@ def test_what_cannot_go_from_rank_to_rank_is_refused(words, refusals, others, sa
             "--sglang-enable-dp-attention True (wanted: without, or nccl)",
         ),
         (dict(sglang_speculative_algorithm="EAGLE"), "--sglang-speculative-algorithm EAGLE (wanted: without"),
+        (dict(sglang_offload_group_size=2), "--sglang-offload-group-size 2 (wanted: without, or nccl)"),
         (dict(num_experts=4), "experts, which its kernels lay out each in a way of its own (wanted: nccl)"),
         (dict(sglang_config="models.yaml"), "--sglang-config, whose groups may hold weights otherwise"),
     ],
 )
-def test_layouts_of_sglang_that_are_not_known_are_refused(words, others, said):
-    args = validated_args(words(**SHARDS))
-    assert not list(bad_shards(args))
-    vars(args).update(rollout_engine="sglang")
+def test_layouts_of_sglang_that_are_not_known_are_refused(words, monkeypatch, others, said):
+    as_installed(monkeypatch)
+    args = validated_args(words(**SHARDS, rollout_engine="sglang"))  # with SGLang's own defaults
     assert not list(bad_shards(args))
     vars(args).update(others)
     assert any(line.startswith(FROM_RANK + IN_SGLANG + said) for line in bad_shards(args))

@@ -6,6 +6,7 @@ A rank of SGLang copies each tensor into its own parameter, whatever that is. So
 import contextlib
 from argparse import Namespace
 from collections.abc import Iterator
+from typing import Any
 
 from slime.arguments.core.flag import option_string
 from slime.arguments.validate.served_models import PLACEHOLDER
@@ -103,5 +104,10 @@ def _bad_in_sglang(args: Namespace) -> Iterator[str]:
         if (found := getattr(args, name, None) or 1) > 1:
             yield f"{where} and {option_string(name)} {found} (wanted: 1, or nccl)"
     for name in _OFF:
-        if found := getattr(args, name, None):
+        if _is_set(found := getattr(args, name, None)):
             yield f"{where} and {option_string(name)} {found} (wanted: without, or nccl)"
+
+
+def _is_set(value: Any) -> bool:
+    """Whether SGLang takes note of it: a number that is not above 0 it does not."""
+    return value > 0 if isinstance(value, int | float) else bool(value)
