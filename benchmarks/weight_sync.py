@@ -9,7 +9,8 @@ from pause to continue, HTTP included; the plain copy moves every parameter once
 already. The floor of a transport is what its path takes without us: by handle two such copies, into the flat
 tensor and out of it; over the process group a broadcast of the same buckets by gloo alone, to another process
 that receives them in the same memory each time; by disk a file of as many bytes that is written in a row,
-with which only the writing of a version is compared: engines generate meanwhile. Of a pause the engine's own
+with which only the writing of a version is compared: engines generate meanwhile. Neither calls fsync, and
+both start with nothing left to write and with warm memory. Of a pause the engine's own
 part is told, its commit, in which it takes the weights into its own. Everything
 happens in one run, in turns, so that the ratios do not depend on the machine's mood. CPU seconds are
 those of trainer and engine together.
@@ -40,9 +41,11 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+from benchmarks.disk_floor import file_alone  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results" / "weight_sync.json"
 BUCKET_BYTES = 512 * 1024**2
-_WRITTEN_AT_ONCE = 16 * 1024**2
+_WRITERS = ("file_alone", "disk")
 _CHANGED = 10**9
 """Bytes of the largest model whose changes are taken: they are held several times over."""
 
@@ -179,20 +182,6 @@ def receive(url: str, sizes: Sequence[int]) -> NoReturn:
         dist.barrier(group=group)
 
 
-def file_alone(total: int, directory: Path) -> Callable[[], None]:
-    """What writes so many bytes to a new file, and like versions does not wait for the disk."""
-    memory, path = torch.ones(_WRITTEN_AT_ONCE, dtype=torch.uint8).numpy().data, directory / "alone"
-
-    def write() -> None:
-        path.unlink(missing_ok=True)
-        with path.open("wb", buffering=0) as file:
-            left = total
-            while left:
-                left -= file.write(memory[:left])
-
-    return write
-
-
 def changes(model: Sequence[torch.nn.Module]) -> dict[str, dict[str, float]]:
     """Takes both encodings: their part of all bytes, and bytes of weights per second both ways."""
     from slime.weight_sync.versions.codec import apply, bytes_in, difference
@@ -222,12 +211,18 @@ def changes(model: Sequence[torch.nn.Module]) -> dict[str, dict[str, float]]:
 
 
 def measure(
-    actions: dict[str, Callable[[], Any]], repeats: int, engine: psutil.Process
+    actions: dict[str, Callable[[], Any]], repeats: int, engine: psutil.Process, before: Callable[[], None]
 ) -> dict[str, dict[str, float]]:
-    """Medians of each action's seconds, and of its report's if it gives one; the actions take turns."""
+    """Medians of each action's seconds, and of its report's if it gives one; the actions take turns.
+
+    Args:
+        before: what goes before those that write files.
+    """
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in actions}
     for _ in range(repeats + 1):
         for name, action in actions.items():
+            if name in _WRITERS:
+                before()
             cpu, wall = _cpu_seconds(engine), time.perf_counter()
             report = action()
             took = {"wall_s": time.perf_counter() - wall, "cpu_s": _cpu_seconds(engine) - cpu}
@@ -261,6 +256,7 @@ def run(size: str, repeats: int, directory: Path) -> dict[str, Any]:
     model = load_model(args)
     total = sum(param.nbytes for chunk in model for param in chunk.parameters())
     full, rest = divmod(total, BUCKET_BYTES)
+    before, write = file_alone(total, directory)
     receiver, send = gloo_alone([BUCKET_BYTES] * full + [rest] * bool(rest))
     process, url = start_engine(checkpoint)
     try:
@@ -277,10 +273,10 @@ def run(size: str, repeats: int, directory: Path) -> dict[str, Any]:
             "plain_copy": plain_copy(model),
             "tensor": lambda: handle.run(next(versions)),
             "distributed": lambda: broadcast.run(next(versions)),
-            "file_alone": file_alone(total, directory),
+            "file_alone": write,
             "disk": lambda: disk.run(next(versions)),
         }
-        rows = measure(actions, repeats, psutil.Process(process.pid))
+        rows = measure(actions, repeats, psutil.Process(process.pid), before)
         broadcast.disconnect()
     finally:
         for one in (process, receiver):
