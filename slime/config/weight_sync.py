@@ -38,6 +38,9 @@ class WeightSyncConfig:
         help="do not compare log-probs of trainer and engines on a prompt, which happens before the first "
         "step and, with --check-weight-update-equal, after each sync",
     )
+    served_policy_interval: int | None = flag(
+        above=0, help="compare them again after so many syncs; by default not, where the first one is enough"
+    )
     served_policy_bound: float | None = flag(
         above=0, help="how far apart they may be on average; default by number format: docs/usage.md"
     )

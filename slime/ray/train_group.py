@@ -1,6 +1,7 @@
 """The trainer as the driver sees it: one object for a group of Ray actors."""
 
 import logging
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -73,7 +74,7 @@ class RayTrainGroup:
     def _launch(self, config: RunConfig) -> None:
         """Starts the ranks, which build their models in the background."""
         self._connected: Engines = ([], 0)
-        self._proven = False
+        self._unproven = math.inf
         self._watch = ProcessWatch()
         self._actors = self._processes.start(config)
         for rank, actor in enumerate(self._actors):
@@ -248,15 +249,17 @@ class RayTrainGroup:
         return found
 
     def _prove_policy(self, adapters: Sequence[str]) -> None:
-        """Holds the engines' log-probs of a text against the trainer's, once or after each update.
+        """Holds the engines' log-probs of a text against the trainer's, once, at times or after each update.
 
         Adapters add nothing at first, so that they are not proven by the first one.
         """
         sync = self._config.weight_sync
-        again = sync.check_weight_update_equal or self._config.lora.serves_adapter
-        if not sync.check_served_policy or (self._proven and not again):
+        self._unproven += 1
+        each = sync.check_weight_update_equal or self._config.lora.serves_adapter
+        interval = 1 if each else sync.served_policy_interval or math.inf
+        if not sync.check_served_policy or self._unproven < interval:
             return
-        self._proven, tokens = True, self._rollout.probe_tokens()
+        self._unproven, tokens = 0, self._rollout.probe_tokens()
         for whose in [[name] for name in adapters] or [[]]:
             found = self.call_all("log-probs of a prompt", "text_log_probs", tokens, *whose)
             self._rollout.check_policy(tokens, next(values for values in found if values is not None), *whose)

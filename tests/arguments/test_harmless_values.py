@@ -186,6 +186,10 @@ WITHOUT_EFFECT = [
         dict(update_weight_disk_keep_files=True),
         "--update-weight-disk-keep-files: has no effect without --update-weight-transport disk",
     ),
+    (
+        dict(served_policy_interval=5, no_check_served_policy=True),
+        "--served-policy-interval 5: has no effect with --no-check-served-policy",
+    ),
     (dict(save="out"), "--save: no checkpoint will be written without --save-interval"),
     (dict(save_hf="out"), "--save-hf: no checkpoint will be written without --save-interval"),
     (dict(load="/none"), "--load /none: no checkpoint there, the run begins with the weights of --hf-"),

@@ -115,11 +115,16 @@ def test_an_older_checkpoint_stands_for_the_steps_of_full_rollouts(started, firs
         (dict(check_served_policy=True, check_weight_update_equal=False), [1, 1, 1]),
         (dict(check_served_policy=True, check_weight_update_equal=True), [1, 2, 3]),
         (dict(check_served_policy=False, check_weight_update_equal=True), [0, 0, 0]),
+        (dict(check_served_policy=True, served_policy_interval=2), [1, 1, 2, 2, 3]),
+        (dict(check_served_policy=True, check_weight_update_equal=True, served_policy_interval=2), [1, 2, 3]),
+        (dict(check_served_policy=False, served_policy_interval=1), [0, 0]),
         # At first they add nothing, and an engine without them would pass.
         (dict(check_served_policy=True, lora_rank=8, lora_merge=False), [1, 2, 3]),
     ],
 )
-def test_the_policy_served_is_proven_with_the_first_weights_or_with_all(started, flags, proofs):
+def test_the_policy_served_is_proven_with_the_first_weights_with_every_so_many_or_with_all(
+    started, flags, proofs
+):
     group, _ = started(0, **flags)
     rollout, trainer = group._rollout, group._actors[0]
     rollout.updatable_engines.return_value = [EngineEndpoint("http://127.0.0.1:1", None, 1, 0)], 0

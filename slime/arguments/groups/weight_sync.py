@@ -16,6 +16,9 @@ from slime.config.weight_sync import WeightSyncConfig
 def notes(args: Namespace) -> Iterator[str]:
     """What is about a directory that nothing is written to, changes that are not sent, a pause of nothing."""
     yield from _idle_mode(args)
+    if args.served_policy_interval is not None and not args.check_served_policy:
+        where = f"--served-policy-interval {args.served_policy_interval}"
+        yield f"{where}: has no effect with --no-check-served-policy"
     if args.update_weight_mode != "delta":
         yield from _idle_without_changes(args)
     if args.update_weight_transport == "disk":
