@@ -4,9 +4,15 @@ Tests are named by file and ``-k`` expression, so that other parameters of a tes
 smallest set that has to notice.
 """
 
-from benchmarks.process_faults import books, engines, processes, training
+from benchmarks.process_faults import books, engines, processes, trainers, training
 from benchmarks.process_faults.fault import Fault
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS: dict[str, Fault] = {**engines.FAULTS, **training.FAULTS, **books.FAULTS, **processes.FAULTS}
+FAULTS: dict[str, Fault] = {
+    **engines.FAULTS,
+    **training.FAULTS,
+    **trainers.FAULTS,
+    **books.FAULTS,
+    **processes.FAULTS,
+}

@@ -123,6 +123,26 @@ def test_engines_go_on_once_each_adapter_has_taken_the_place_of_its_old_version(
         assert {version for version, _ in engine.served} == wanted.keys()
         assert [body["lora_name"] for body in engine.seen(UNLOAD)] == NAMES * 2
         assert not engine.paused
+        # No answer of an adapter may name the version before it.
+        assert engine.paths.index("update_weight_version") < engine.paths.index(LOAD)
+
+
+def test_the_base_comes_once_for_the_same_engines_and_what_they_hold_of_it_is_looked_at(engines, trained):
+    config = run_config(run_args(distributed_timeout_minutes=1, check_weight_checksums=True))
+    base = Session()
+    sent: list[str] = []
+    base.send = lambda bucket, is_last: sent.extend(name for name, _ in bucket) or 0
+    for engine in engines:
+        engine.answers["weights_checker"] = {"ranks": []}
+    beside = [AdapterWeights(trained["a"], LORA, "a")]
+    made = WeightUpdate(config, Trained(0), transports=[base], adapters=beside)
+    for times in (1, 2):
+        made.connect([EngineEndpoint(engine.url, None, 2, None) for engine in engines])
+        for version in (1, 2):
+            made.run(version)
+        assert len(sent) == 2 * times  # A and B of the stand-in for a base
+    # After the base and each adapter, then after each adapter alone.
+    assert [len(engine.seen("weights_checker")) for engine in engines] == [6, 6]
 
 
 def test_an_adapter_that_one_engine_refuses_leaves_all_of_them_standing_until_the_next_update(

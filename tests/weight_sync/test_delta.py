@@ -200,7 +200,9 @@ def test_an_engine_stands_still_only_to_load(trainer):
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 def test_a_hundred_versions_reach_every_reader_or_none(args, engines, root, tmp_path, monkeypatch, encoding):
-    """Links are lost and damaged, a reader comes by now and then, and an engine joins at version 57."""
+    """Links are lost and damaged, a reader comes by now and then, an engine joins at version 57, and the last
+    one refuses a version now and then, so that its number stands for other weights the next time.
+    """
     monkeypatch.setattr(delta, "MAX_LINKS", 12)
     args.update_weight_delta_encoding = encoding
     rng = np.random.default_rng(3)
@@ -214,6 +216,8 @@ def test_a_hundred_versions_reach_every_reader_or_none(args, engines, root, tmp_
             _spoil(rng, root)
         if version % 14 == 0:
             shutil.rmtree(first.local)  # a machine of its engine that was started anew
+        if version % 13 == 0:
+            _refuse(trainer)
         trainer.step()
         whole += kinds(root)[version]
         if version % 3 == 0:  # two versions behind
@@ -223,6 +227,17 @@ def test_a_hundred_versions_reach_every_reader_or_none(args, engines, root, tmp_
                 refused += 1
                 assert str(root) in str(error)
     assert 5 < whole < 50 and refused < 15
+
+
+def _refuse(trainer):
+    """The last engine does not load what it has fetched."""
+    engine = trainer.engines[-1]
+    engine.answers["update_weights_from_disk"] = JSONResponse({"success": False}, status_code=400)
+    with pytest.raises(RuntimeError, match="/update_weights_from_disk: HTTP 400"):
+        trainer.step()
+    engine.answers["update_weights_from_disk"] = engine.load
+    trainer.connect(*trainer.engines)
+    trainer.version -= 1
 
 
 def _spoil(rng, root):
@@ -263,6 +278,53 @@ def test_a_machine_that_cannot_fetch_ends_the_update_by_name_and_no_engine_stops
     with pytest.raises(RuntimeError, match=r"/pull_weights: HTTP 400: .*No space left"):
         trainer.step()
     assert engine.paths[before:] == ["pull_weights"] * 2
+
+
+def test_a_replaced_trainer_is_told_so_and_writes_no_whole_version(trainer, root):
+    (engine,) = trainer.engines
+    trainer.step()
+    engine.answers["pull_weights"] = JSONResponse({"message": "taken"}, status_code=409)
+    before = len(engine.paths)
+    with pytest.raises(RuntimeError, match=r"/pull_weights: HTTP 409: .*taken"):
+        trainer.step()
+    assert engine.paths[before:] == ["pull_weights"] and kinds(root) == {1: True, 2: False}
+
+
+def test_nothing_whole_is_written_for_an_engine_that_is_gone(trainer, root):
+    trainer.step()
+    trainer.engines[0].stop()
+    with pytest.raises(RuntimeError, match="/pull_weights: no answer"):
+        trainer.step()
+    assert kinds(root) == {1: True, 2: False}
+
+
+def test_a_trainer_in_whose_place_another_one_has_come_writes_nothing_more(args, engines, root):
+    engine = engines()
+    first, second = Trainer(args, engine), Trainer(args, engine)
+    second.step()
+    before = [*root.rglob("*")]
+    with pytest.raises(RuntimeError, match=r"sends weights no more: .* has taken its place"):
+        first.step()
+    assert [*root.rglob("*")] == before and engine.weight_version == "1"
+    second.step()
+
+
+def test_changes_of_an_update_that_failed_are_not_taken_for_those_of_the_next(trainer, root):
+    (engine,) = trainer.engines
+    trainer.step()
+    engine.answers["update_weights_from_disk"] = JSONResponse({"success": False}, status_code=400)
+    trainer.source.weights["b"].view(torch.uint8)[5] ^= 1
+    train, trainer.source.train = trainer.source.train, lambda: None
+    with pytest.raises(RuntimeError, match="/update_weights_from_disk: HTTP 400"):
+        trainer.step()
+    trainer.source.weights["b"].view(torch.uint8)[5] ^= 1
+    engine.answers["update_weights_from_disk"] = engine.load
+    trainer.connect(engine)
+    trainer.step()
+    assert VersionManifest.read(root / "weight_v000003").tensors == {}
+    trainer.source.train = train
+    trainer.step()
+    assert kinds(root) == {1: True, 2: False, 3: False, 4: False}
 
 
 def test_a_whole_version_that_is_refused_is_not_written_again(trainer):
@@ -316,6 +378,8 @@ def test_changes_as_large_as_the_weights_make_room_for_a_whole_version(trainer, 
         trainer.source.weights |= Source(trainer.version).weights
         trainer.step()
     assert kinds(root)[3]
+    trainer.step()
+    assert not kinds(root)[4]
 
 
 def test_a_changed_directory_of_versions_is_kept_if_it_is_wanted(args, engines, root, monkeypatch):

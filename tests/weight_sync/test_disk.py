@@ -222,6 +222,23 @@ def test_a_version_that_an_engine_refuses_is_not_served_and_the_last_one_stays(c
     assert "weight_v000001" in versions(root)
 
 
+def test_an_engine_that_cannot_flush_does_not_go_on(connected, engine):
+    update, _ = connected()
+    engine.answers["flush_cache"] = JSONResponse({}, status_code=500)
+    with pytest.raises(RuntimeError, match="/flush_cache: HTTP 500"):
+        update.run(1)
+    assert engine.paths[-1] == "update_weights_from_disk"
+
+
+def test_what_a_failure_has_left_is_not_written_for_engines_that_come_later(connected, engine):
+    update, _ = connected()
+    engine.answers["update_weights_from_disk"] = JSONResponse({"success": False}, status_code=400)
+    with pytest.raises(RuntimeError, match="/update_weights_from_disk: HTTP 400"):
+        update.run(1)
+    update.connect([])
+    assert update.run(2).sent == 0
+
+
 def _write_and_die(root):
     staged = StagedVersion(root, 3)
     staged.write([("a", torch.ones(4, 2))])

@@ -28,6 +28,10 @@ def sent():
     return tensors
 
 
+def test_what_was_sent_before_is_forgotten(sent):
+    assert [*sent.noted([[("c", torch.ones(1))]])] and [*sent.digests] == ["c"]
+
+
 def changed(name):
     return WEIGHTS | {name: WEIGHTS[name] + 1}
 

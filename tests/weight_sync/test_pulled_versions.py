@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from slime.models.checkpoint.safetensors_index import INDEX
-from slime.weight_sync.versions.codec import apply, difference
+from slime.weight_sync.versions.codec import apply, bytes_in, checksum, difference
 from slime.weight_sync.versions.local import pull
 from slime.weight_sync.versions.manifest import MANIFEST, state_of, version_of
 from slime.weight_sync.versions.manifest import VersionManifest as Manifest
@@ -73,6 +73,27 @@ def test_the_version_on_which_one_builds_stays_beside_it(publisher, local):
     assert sorted(path.name for path in local.iterdir())[1:] == ["weight_v000001", "weight_v000002"]
     pull(publisher.root, local, 3)
     assert sorted(path.name for path in local.iterdir())[1:] == ["weight_v000003"]
+
+
+def test_a_change_that_leads_to_another_tensor_names_it(publisher, local):
+    publisher.publish(1)
+    base, held = publisher.manifest, bytes_in(publisher.kept[1]["wide"])
+    entry = base.tensors["wide"]._replace(digest=checksum("xxh3-128", held ^ 1))
+    staged = StagedChanges(publisher.root, 2, base, "xor")
+    staged.write_changes({"wide": (entry, difference(held ^ 2, held, "xor").payload)})
+    staged.publish(publisher.assets)
+    with pytest.raises(ValueError, match=rf"weight_v000002: wide: checksum \w+ \(wanted: {entry.digest}\)"):
+        pull(publisher.root, local, 2)
+
+
+def test_a_change_of_a_tensor_that_was_not_there_is_named(publisher, local):
+    publisher.publish(2)
+    path = publisher.directory(2) / MANIFEST
+    content = json.loads(path.read_bytes())
+    content["tensors"]["new"] = content["tensors"]["wide"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"weight_v000002: new: is another tensor than in the version"):
+        pull(publisher.root, local, 2)
 
 
 @pytest.mark.parametrize("change", [{"shape": [3, 5]}, {"dtype": "int32"}])

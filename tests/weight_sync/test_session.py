@@ -184,6 +184,23 @@ def test_who_takes_over_ends_what_may_be_open(engine):
         lost.connect([endpoint(f"http://127.0.0.1:{free_port()}")])
 
 
+def test_an_engine_of_another_trainer_is_not_taken_for_one_without_an_update(engine):
+    engine.answers["end_weight_update"] = JSONResponse({"message": "another one has come"}, status_code=409)
+    session = Session()
+    session.take_over()
+    with pytest.raises(EngineError, match=r"HTTP 409: .*another one has come"):
+        session.connect([endpoint(engine.url)])
+    assert session._is_open
+
+
+def test_an_update_that_has_ended_is_not_ended_again(engine):
+    session = Session()
+    session.connect([endpoint(engine.url)])
+    update(session)
+    session.connect([endpoint(engine.url)])
+    assert engine.paths == WHOLE
+
+
 @pytest.mark.parametrize("is_open", [True, False])
 def test_an_update_in_an_engine_of_somebody_elses_is_ended_whenever_it_joins(is_open, engine):
     """It may have got it from a run before this one, or have missed the end of one of this run."""

@@ -29,7 +29,9 @@ def test_a_change_leads_from_one_tensor_to_the_other():
                 assert (new == base).all()
                 continue
             assert found.changed == int((new != base).sum())
+            before = base.copy()
             assert (apply(base, found.payload, encoding) == new).all()
+            assert (base == before).all()
     assert difference(base, base.copy(), "xor") is None
 
 

@@ -43,7 +43,8 @@ def test_names_are_told_with_each_request_and_no_two_are_equal(engine, session):
     assert len(names) == 100 and all(name.isascii() and " " not in name for name in names)
 
 
-def test_an_engine_that_knows_names_is_not_asked_for_its_version(engine):
+def test_an_engine_that_knows_names_is_not_asked_for_its_version(engine, monkeypatch):
+    monkeypatch.setattr(session_module, "_STOPPED_S", 0.0)
     engine.answers["take_weights"] = {"success": True, "interrupted": False}
     session = Session()
     session.writer = OLD
@@ -71,6 +72,17 @@ def test_an_engine_is_not_asked_again_and_again_while_nobody_can_have_come(engin
     assert len(engine.seen("model_info")) - before == 1  # to be connected
 
 
+def test_versions_of_its_own_pass_as_soon_as_they_are_sent(engine, session):
+    (client,) = session._engines.clients
+    engine.answers["update_weight_version"] = {"success": True}
+    give(engine, session, "3")
+    client.pause_generation()
+    client.update_weight_version("4")
+    engine.weight_version = "4"
+    client.continue_generation()
+    assert engine.paths[-2:] == ["update_weight_version", "continue_generation"]
+
+
 def test_updates_of_its_own_pass(engine, session):
     for version in ("1", "2", "2"):
         session.open(version, PLAN)
@@ -88,13 +100,15 @@ def test_weights_that_another_rank_has_sent_are_its_own(engine, session):
     session.open("2", PLAN)
 
 
-@pytest.mark.parametrize("moment", ["pause", "bucket", "continue"])
+@pytest.mark.parametrize("moment", ["pause", "bucket", "version", "continue"])
 def test_who_comes_back_when_an_engine_has_other_weights_is_stopped_by_name(engine, session, moment):
     steps = {
         "pause": lambda: session.open("1", PLAN),
         "bucket": lambda: session._engines.clients[0].update_weights_from_tensor([], weight_version=None),
+        "version": lambda: session._engines.clients[0].update_weight_version("1"),
         "continue": session.resume,
     }
+    engine.answers["update_weight_version"] = {"success": True}
     for name, step in steps.items():
         if name == moment:
             engine.weight_version = "7"
@@ -105,7 +119,7 @@ def test_who_comes_back_when_an_engine_has_other_weights_is_stopped_by_name(engi
             assert engine.paths == before
             return
         step()
-        engine.weight_version = "1" if name == "bucket" else engine.weight_version
+        engine.weight_version = "1" if name == "version" else engine.weight_version
 
 
 class Source:

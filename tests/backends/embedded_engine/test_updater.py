@@ -86,6 +86,14 @@ def test_what_ranks_keep_is_not_taken_where_the_checkpoint_is_quantised(parts, p
     assert engine.scheduler.weight_version == "1"
 
 
+def test_what_ranks_keep_replaces_what_broke_off(parts, payload):
+    _, _, updater = parts
+    updater._torn, updater._shards = {"v", "w"}, MagicMock(update=lambda ranks: {"w"})
+    updater.begin("all")
+    updater.from_tensors(["pair"], "direct", "2", False)
+    assert updater._torn == {"v"}
+
+
 def test_memory_that_weights_come_through_is_kept_for_the_next_ones(parts):
     """What came by value has none, and what came otherwise is not read as an update."""
     _, weights, updater = parts

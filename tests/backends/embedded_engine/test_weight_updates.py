@@ -1,11 +1,13 @@
 """Weights that come in over the three transports, and what is refused."""
 
 import base64
+import fcntl
 import json
 import os
 import pickle
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -183,6 +185,19 @@ def test_an_update_begins_when_what_runs_has_ended(server):
     assert server.post("/end_weight_update").status_code == 200
 
 
+def test_what_runs_is_ended_where_an_update_asks_for_that(server):
+    answers: list[dict] = []
+    sampling = {"max_new_tokens": LONG, "ignore_eos": True}
+    running = threading.Thread(target=lambda: answers.append(server.generate(PROMPT, sampling)))
+    running.start()
+    while used(server) < 20 and not answers:
+        time.sleep(0.002)
+    body = {"serialized_named_tensors": [], "abort_all_requests": True}
+    assert server.post("/update_weights_from_tensor", **body).status_code == 400  # no update is open
+    running.join(60)
+    assert answers[0]["meta_info"]["finish_reason"]["type"] == "abort"
+
+
 def test_a_pipe_instead_of_weights_is_refused(server, tmp_path):
     os.mkfifo(tmp_path / "model.safetensors")
     answer = server.client.post("/update_weights_from_disk", json={"model_path": str(tmp_path)}, timeout=60)
@@ -211,6 +226,7 @@ def test_bad_payloads_are_refused_and_change_nothing(server):
         "wrong shape": serialize_tensors([("model.norm.weight", torch.zeros(3))], share=False),
         "imaginary": serialize_tensors([("model.norm.weight", norm.to(torch.complex64))], share=False),
         "integers": serialize_tensors([("model.norm.weight", norm.long())], share=False),
+        "eighths": serialize_tensors([("model.norm.weight", norm.to(torch.float8_e4m3fn))], share=False),
     }
     for payload in wrong.values():
         update(server, "/update_weights_from_tensor", 400, serialized_named_tensors=[payload])
@@ -235,6 +251,9 @@ def test_broadcasts_are_checked_before_anything_is_received(server):
     update(server, "/update_weights_from_distributed", 400, **body, group_name="unknown")
     for change in ({"dtypes": ["float31"]}, {"shapes": [[64], [1]]}):
         update(server, "/update_weights_from_distributed", 400, **{**body, **change})
+    for size in (-1, 2**41):
+        refused = update(server, "/update_weights_from_distributed", 400, **{**body, "shapes": [[size]]})
+        assert "shapes: wanted sizes" in str(refused)
     group = {"master_address": "127.0.0.1", "master_port": free_port(), "world_size": 2}
     for change in ({"rank_offset": 0, "backend": "gloo"}, {"rank_offset": 1, "backend": "nccl"}):
         assert server.post("/init_weights_update_group", **group, **change).status_code == 400
@@ -252,6 +271,10 @@ def test_the_checker_sees_a_single_changed_weight(server):
     assert comparison.status_code == 400 and "model.norm.weight" in comparison.json()["message"]
     values = server.post("/get_weights_by_name", name="model.norm.weight", truncate_size=3).json()
     assert values == [1.5, 1.5, 1.5]
+    others = [name for name in checksums if name != "model.norm.weight"]
+    server.post("/weights_checker", action="reset_tensors", skip_tensor_list=others)
+    reset = server.post("/weights_checker", action="checksum").json()["ranks"][0]["checksums"]
+    assert [name for name in reset if reset[name] != changed[name]] == ["model.norm.weight"]
 
 
 def test_responses_say_which_tokens_which_version_made(server):
@@ -306,7 +329,16 @@ def test_changes_are_fetched_while_it_generates_and_loaded_as_a_checkpoint(serve
             staged.write_changes({name: (entry, found.payload)})
     staged.publish(tmp_path)
     body = {"local_checkpoint_dir": str(local), "source_dir": str(shared)}
-    path = server.post("/pull_weights", **body, target_version=2).json()["path"]
+    local.mkdir()
+    with (local / ".lock").open("w") as lock, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as another reader of the machine has it
+        pulled = pool.submit(server.post, "/pull_weights", **body, target_version=2)
+        for _ in range(20):
+            assert server.client.get("/health", timeout=120).status_code == 200
+            time.sleep(0.02)
+        assert not serves(server, second) and not pulled.done()
+        lock.close()
+        path = pulled.result(600).json()["path"]
     assert path == str(local / "weight_v000002") and not serves(server, second)
     assert server.post("/update_weights_from_disk", model_path=path).status_code == 200
     assert serves(server, second)

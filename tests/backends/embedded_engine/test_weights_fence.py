@@ -133,6 +133,8 @@ def test_nobody_but_a_trainer_lets_an_engine_go_on_that_a_trainer_has_paused(eng
     post(engine, "pause_generation", OLD)
     answer = post(engine, "continue_generation")
     assert answer.status_code == 409 and f"{OLD} has not ended its update" in answer.text
+    post(engine, "pause_generation")  # somebody else pauses it once more
+    assert post(engine, "continue_generation").status_code == 409 and not computes(engine)
     taken(engine, NEW)
     assert post(engine, "continue_generation").status_code == 409 and not computes(engine)
     assert post(engine, "continue_generation", NEW).status_code == 200 and computes(engine)
@@ -158,6 +160,8 @@ def test_versions_of_a_trainer_never_fall(engine):
         answer = post(engine, "update_weight_version", OLD, new_version=version)
         assert answer.status_code == status, version
     assert "wanted: at least 3" in answer.text and engine.client.weight_version() == "mine"
+    assert post(engine, "update_weight_version", new_version="1").status_code == 200  # by its owner
+    assert post(engine, "update_weight_version", OLD, new_version="2").status_code == 400
     taken(engine, NEW)  # another run, with numbers of its own
     assert post(engine, "update_weight_version", NEW, new_version="1").status_code == 200
 
@@ -168,10 +172,11 @@ def test_the_connections_of_a_replaced_trainer_are_given_up(engine):
     left = []
     groups._groups["old"] = [object()]
     groups.leave = lambda name: left.append(name) or groups._groups.pop(name)
+    engine.state.updater.sessions.leave = lambda: left.append("what it exposed")
     taken(engine, OLD)
     assert not left
     taken(engine, NEW)
-    assert left == ["old"]
+    assert left == ["old", "what it exposed"]
 
 
 def test_who_says_nothing_passes_as_on_sglang(engine):
