@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from slime.config.flag import flag, place_flag, refused
+from slime.config.flag import flag, path_flag, place_flag, refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,10 @@ class WeightSyncConfig:
         help="directory on each engine's machine, of this run alone, where versions of "
         "--update-weight-disk-dir are made whole checkpoints that engines load"
     )
-    custom_update_weight_post_write_path: str | None = refused(
-        help="fn(args, version_dir, rollout_engines) after weights were written", dotted_path=True
+    custom_update_weight_post_write_path: str | None = path_flag(
+        "fn(args, version_dir, rollout_engines), runs on the rank that has written a version to "
+        "--update-weight-disk-dir, before engines read it",
+        awaited=False,
     )
     rollout_data_transport: Literal["object-store", "nixl"] = refused(
         "object-store", help="how train data reaches the trainer"

@@ -29,6 +29,25 @@ def test_changes_over_a_directory_are_accepted_with_every_encoding_and_checksum(
         assert found == (encoding, checksum)
 
 
+def of_versions(args, version_dir, rollout_engines):
+    """A user's function."""
+
+
+def of_something_else(args):
+    """One that cannot be called so."""
+
+
+def test_a_function_that_is_told_of_versions_is_looked_at(words, notes, refusals, tmp_path):
+    flag, disk = "--custom-update-weight-post-write-path", dict(ENGINES, update_weight_transport="disk")
+    disk["update_weight_disk_dir"] = tmp_path / "shared"
+    own, wrong = (f"{__name__}.{one.__name__}" for one in (of_versions, of_something_else))
+    assert notes(words(**disk, custom_update_weight_post_write_path=own)) == []
+    (said,) = notes(words(custom_update_weight_post_write_path=own))
+    assert said == f"{flag} {own}: has no effect without --update-weight-transport disk"
+    (said,) = refusals(words(**disk, custom_update_weight_post_write_path=wrong))
+    assert said.startswith(f"{flag} {wrong}: its parameters are (args) (wanted: (args, version_dir, rollout")
+
+
 @pytest.mark.parametrize(
     ("others", "said"),
     [

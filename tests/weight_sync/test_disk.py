@@ -114,8 +114,30 @@ def connected(args, engine):
     return connect
 
 
+def note_version(args, version_dir, rollout_engines):
+    """A user's function."""
+    seen = args.written_then
+    seen.append((os.path.basename(version_dir), sorted(os.listdir(version_dir)), rollout_engines))
+    if len(seen) == 3:
+        raise OSError("the store is full")
+
+
 def versions(root):
     return sorted(path.name for path in root.iterdir() if path.name != WRITERS)
+
+
+def test_a_users_function_is_called_before_engines_read_a_version(args, connected, engine):
+    args.custom_update_weight_post_write_path = f"{__name__}.note_version"
+    args.written_then = seen = []
+    update, _ = connected()
+    update.run(1)
+    update.run(2)
+    with pytest.raises(OSError, match="the store is full"):
+        update.run(3)
+    assert [name for name, *_ in seen] == [f"weight_v{number:06d}" for number in (1, 2, 3)]
+    assert all({"config.json", INDEX, MANIFEST} < {*files} for _, files, _ in seen)
+    assert all([one.url for one in engines] == [engine.url] for *_, engines in seen)
+    assert [*engine.loaded] == ["1", "2"] and len(engine.seen_then) == 2  # it was not even stopped
 
 
 def test_an_engine_stands_still_only_to_load_a_version_that_is_complete(connected, engine, root):

@@ -30,6 +30,10 @@ def notes(args: Namespace) -> Iterator[str]:
         yield f"--update-weight-disk-keep-files: {unused}"
     if args.update_weight_local_checkpoint_dir is not None:
         yield f"--update-weight-local-checkpoint-dir {args.update_weight_local_checkpoint_dir}: {unused}"
+    if args.custom_update_weight_post_write_path is not None:
+        yield (
+            f"--custom-update-weight-post-write-path {args.custom_update_weight_post_write_path}: {unused}"
+        )
 
 
 def _idle_mode(args: Namespace) -> Iterator[str]:

@@ -65,8 +65,9 @@ HOOK_CALLS = {
         ("rollout_id", "args", "samples", "extra_metrics", "rollout_time")
     ),
     "custom_eval_rollout_log_function_path": HookCall(("rollout_id", "args", "data", "extra_metrics")),
+    "custom_update_weight_post_write_path": HookCall(("args", "version_dir", "rollout_engines")),
 }
-"""Calls by the flag that names the hook; those of the trainer are not among them."""
+"""Calls by the flag that names the hook; those for models and batches are not among them."""
 
 
 def unusable_code(args: Namespace, specs: Iterable[Flag], shipped: Collection[str] = ()) -> Iterator[str]:

@@ -84,6 +84,7 @@ class DeltaTransport(DiskTransport):
                 raise
             logger.warning("version %s comes whole: %s", self._version, error)
             self._published = self._on_disk(partial(self._write_whole, int(self._version)))
+            self._tell_written()
             return super()._fetch()
 
     def _write_whole(self, version: int) -> VersionManifest:
@@ -126,6 +127,7 @@ class DeltaTransport(DiskTransport):
         self._next, self._changes, self._changed = {}, {}, 0
         if self._links >= MAX_LINKS or self._link_bytes > self._whole_bytes:
             self._on_disk(partial(self._write_whole, published.version))
+            self._tell_written()
             self._begin_chain(published.version)
 
     def _begin_chain(self, version: int) -> None:

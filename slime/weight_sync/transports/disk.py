@@ -12,6 +12,7 @@ import torch
 from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors
 from slime.utils.deadlines import within
+from slime.utils.misc import load_function
 from slime.weight_sync.agreement import answer_limit
 from slime.weight_sync.floor import disk_speed, probe_size
 from slime.weight_sync.plan import WeightPlan
@@ -43,6 +44,7 @@ class DiskTransport(SessionTransport):
         self._algorithm = sync.update_weight_delta_checksum
         self._keeps_files = sync.update_weight_disk_keep_files
         self._assets = Path(config.engines.synced_checkpoint)
+        self._hook, self._args = sync.custom_update_weight_post_write_path, config.flat
         self._staged: StagedVersion | None = None
         self._published: VersionManifest | None = None
 
@@ -69,6 +71,7 @@ class DiskTransport(SessionTransport):
         if self._staged is None or self._plan is None:
             return
         self._published = self._on_disk(partial(self._staged.publish, self._assets))
+        self._tell_written()
         with self.spans.measure("fetch"):
             places = self._fetch()
         self._pause(self._version, self._plan)
@@ -87,6 +90,12 @@ class DiskTransport(SessionTransport):
 
     def _stage(self) -> StagedVersion:
         return StagedVersion(self._root, int(self._version), self._algorithm)
+
+    def _tell_written(self) -> None:
+        """Calls the user's function: the version is complete, and no engine has been asked to read it."""
+        if self._hook is not None:
+            written = str(directory_of(self._root, int(self._version)))
+            load_function(self._hook)(self._args, written, list(self._engines.endpoints))
 
     def _fetch(self) -> dict[WriterClient, str]:
         """The directory that each engine is to load."""
