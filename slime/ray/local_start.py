@@ -6,6 +6,8 @@ and the reader of logs for screens of drivers, unless somebody wants to see them
 A raylet ends when its agents are not up after 20 seconds, which nothing can change: they are Python processes
 that import much. The second time their files are in memory. Where much else runs it is a matter of luck, and
 is tried until ``--cluster-timeout`` has passed.
+
+Where a process is stopped or hangs no call of Ray's returns in time: `start_watch` ends the run then.
 """
 
 import logging
@@ -13,7 +15,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -21,7 +22,9 @@ from ray._private import services
 from ray._private.node import Node
 
 from slime.processes.reaper import Known, living, reap
+from slime.processes.stopped import STOPPED_LIMIT_S
 from slime.ray.ending import CannotStart
+from slime.ray.start_watch import name_of, start_watch
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ _MAX_TRIES = 6
 _BUSY = 2.0  # processes that want to run, per CPU
 _LONGEST_REASON = 300  # characters
 _LOOK_INTERVAL = 0.5  # seconds
+_GRACE = 30.0  # seconds beyond a try's own, in which Ray may say itself what is wrong
 
 
 class RayNotStarted(CannotStart):
@@ -50,6 +54,8 @@ def start_ray(timeout: float, init: Callable[[], object], logs_are_shown: bool =
         timeout: seconds that Ray has each time, as far as it can be told.
         logs_are_shown: on screens of drivers.
 
+    A try that hangs, or in which a process of Ray's is stopped, ends this process.
+
     Raises:
         RayNotStarted: says what to do.
     """
@@ -57,18 +63,27 @@ def start_ray(timeout: float, init: Callable[[], object], logs_are_shown: bool =
     os.environ.setdefault("RAY_agent_register_timeout_ms", str(max(int(timeout * 1000), 1)))
     deadline = time.monotonic() + timeout
     for number in range(1, _MAX_TRIES + 1):
-        before = living({}, os.getpid())
         try:
-            with _patient(timeout), _without_idle_processes(logs_are_shown):
-                init()
+            with start_watch(timeout + _GRACE, stopped_limit=STOPPED_LIMIT_S):
+                _start_once(timeout, init, logs_are_shown)
         except Exception as error:
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:_LONGEST_REASON]
-            _end_what_was_started(before)
             if number >= _TRIES and not (number < _MAX_TRIES and _is_busy() and time.monotonic() < deadline):
                 raise RayNotStarted(_advice(timeout, number, reason)) from error
             logger.warning("Ray did not start, and is started again: %s", reason)
         else:
             return
+
+
+def _start_once(timeout: float, init: Callable[[], object], logs_are_shown: bool) -> None:
+    """Calls ``init``; if it fails, ends what it has started."""
+    before = living({}, os.getpid())
+    try:
+        with _patient(timeout), _without_idle_processes(logs_are_shown):
+            init()
+    except Exception:
+        _end_what_was_started(before)
+        raise
 
 
 def _is_busy() -> bool:
@@ -124,11 +139,7 @@ def _without_idle_processes(logs_are_shown: bool) -> Iterator[None]:
 
 def _raylet_lives() -> bool:
     """A zombie has no command line."""
-    for pid in living({}, os.getpid()):
-        with suppress(OSError):
-            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"/raylet"):
-                return True
-    return False
+    return any(name_of(pid) == "raylet" for pid in living({}, os.getpid()))
 
 
 def _end_what_was_started(before: Known) -> None:

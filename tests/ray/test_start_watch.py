@@ -1,0 +1,114 @@
+"""A start of Ray that hangs ends by the name of what hangs, in seconds, and leaves nothing."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HANGS = 300  # seconds
+TAG = "SLIME_TEST_START"
+# One stands for Ray's; the main thread is in a call that never returns.
+DRIVER = """
+import ctypes, os, subprocess, sys
+from slime.processes.reaper import start_run_reaper
+from slime.processes.termination import end_on_sigterm
+from slime.ray import local_start
+
+end_on_sigterm()
+reaper = start_run_reaper()
+local_start.STOPPED_LIMIT_S, local_start._GRACE = 0.5, 1.0
+
+def init():
+    process = subprocess.Popen([os.environ["SERVER"], "600"])
+    print(process.pid, flush=True)
+    if sys.argv[1] == "stops":
+        os.kill(process.pid, 19)
+    ctypes.CDLL(None).sleep(600)
+
+local_start.start_ray(float(sys.argv[2]), init)
+"""
+# And with a real one, whose GCS is stopped as soon as it is there.
+REAL = """
+import os, threading, time
+from slime.processes.reaper import living, start_run_reaper
+from slime.processes.termination import end_on_sigterm
+from slime.ray import local_start
+from slime.ray.start_watch import name_of
+
+end_on_sigterm()
+reaper = start_run_reaper()
+
+def stop():
+    while not (found := [pid for pid in living({}, os.getpid()) if name_of(pid) == "gcs_server"]):
+        time.sleep(0.005)
+    os.kill(found[0], 19)
+    print(found[0], flush=True)
+
+threading.Thread(target=stop, daemon=True).start()
+local_start.start_ray(120.0, lambda: local_start.ray.init(address="local", include_dashboard=False))
+"""
+
+
+def end_of(code: str, *words: str, **variables: str) -> tuple[str, str]:
+    """What is written until a driver has ended with status 1, and nothing is left of it."""
+    tag = uuid.uuid4().hex
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    process = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=ROOT,
+        env={**env, **variables, TAG: tag},
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
+    )
+    assert process.returncode == 1, process.stderr
+    deadline = time.monotonic() + HANGS
+    while carrying(tag):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return process.stdout.strip(), process.stderr.strip().splitlines()[-1]
+
+
+def carrying(tag: str) -> list[str]:
+    """The processes with this tag in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"{TAG}={tag}".encode() in path.read_bytes():
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> str:
+    path = tmp_path / "gcs_server"
+    path.symlink_to("/bin/sleep")
+    return str(path)
+
+
+def test_a_process_of_ray_that_is_stopped_while_it_starts_is_named(server: str) -> None:
+    pid, line = end_of(DRIVER, "stops", "600", SERVER=server)
+    told = rf"gcs_server \(process {pid}\) is stopped \(SIGSTOP\), for \d+ s now"
+    assert re.fullmatch(rf"error: Ray does not start on this machine: {told}", line), line
+
+
+def test_a_start_that_hangs_says_which_processes_there_are(server: str) -> None:
+    pid, line = end_of(DRIVER, "hangs", "0.5", SERVER=server)
+    there = f"its gcs_server runs (process {pid}), its raylet does not run"
+    assert line == f"error: Ray has not started on this machine after 1.5 s: {there}"
+
+
+@pytest.mark.cluster
+def test_a_gcs_that_is_stopped_while_ray_starts_ends_the_run_in_seconds() -> None:
+    pid, line = end_of(REAL)
+    assert line.startswith(
+        f"error: Ray does not start on this machine: gcs_server (process {pid}) is stopped"
+    )
