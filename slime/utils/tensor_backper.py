@@ -49,8 +49,13 @@ class TensorBackuper:
 
     @torch.no_grad()
     def restore(self, tag: str) -> None:
-        """Overwrites the live tensors with those of ``tag``."""
+        """Overwrites the live tensors with those of ``tag``.
+
+        Live ones on the host are read by copies to the GPU that have been queued and not made yet, where
+        parameters are offloaded: a forward pass that nobody has waited for computes with what is there then.
+        """
         copies = self._copies[tag]
+        synchronize()
         for name, tensor in self._source():
             tensor.copy_(copies[name], non_blocking=True)
         synchronize()

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from slime.training.versions import TRAINED, WeightVersions
+from slime.utils import tensor_backper
 from slime.utils.tensor_backper import TensorBackuper
 
 
@@ -18,6 +19,17 @@ def test_tags_are_independent_and_restored_in_place():
     backups.restore("ref")
     assert live.item() == 1
     assert backups.backup_tags == ["actor", "ref"]
+
+
+def test_what_a_gpu_has_yet_to_read_is_not_overwritten(monkeypatch):
+    """A copy from the host that was queued reads what is there when the GPU comes to it."""
+    live, queued = torch.tensor([1.0]), []
+    backups = TensorBackuper(lambda: [("weight", live)])
+    backups.backup("actor")
+    live.fill_(2)
+    monkeypatch.setattr(tensor_backper, "synchronize", lambda: queued.append(live.item()))
+    backups.restore("actor")
+    assert queued == [2, 1]
 
 
 def test_another_version_is_in_place_only_for_a_while():
