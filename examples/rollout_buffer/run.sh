@@ -11,6 +11,8 @@ questions_or_calculations
 if [[ -z "${BUFFER_URL:-}" ]]; then
     port="${BUFFER_PORT:-13143}" started=()
     BUFFER_URL="http://127.0.0.1:$port"
+    # Of the buffer, the writer and the run's engines, which all three look for it there.
+    export SLIME_API_KEY="${SLIME_API_KEY:-$(python -c 'import secrets; print(secrets.token_urlsafe(32))')}"
     trap 'kill "${started[@]}" 2>/dev/null || true' EXIT
     python -P -m slime_plugins.rollout_buffer.buffer --port "$port" --file "$OUTPUT/buffer.sqlite" \
         >"$OUTPUT/buffer.log" 2>&1 &

@@ -14,13 +14,13 @@ from typing import Any
 
 import httpx
 
+from slime.utils.addresses import API_KEY
 from slime.utils.http_utils import bearer_header
 from slime_plugins.rollout_buffer.client import is_away, is_busy
 from slime_plugins.rollout_buffer.generator.base_generator import BaseGenerator, Message
 from slime_plugins.rollout_buffer.generator.outside import TASK_TYPE
 
 AGAIN = {"role": "user", "content": "Are you sure? Say it once more, in \\boxed{}."}
-KEY = "ROLLOUT_BUFFER_API_KEY"
 _POLL_S = 0.5
 
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--buffer", required=True, help="the address of the rollout buffer")
     parser.add_argument("--wait", type=float, default=3600.0, help="seconds for the run to start")
     args = parser.parse_args(argv)
-    key = os.environ.get(KEY)
+    key = os.environ.get(API_KEY)
     asked = wanted_of(args.buffer.rstrip("/"), key, args.wait)
     own = {"remote_buffer_url": args.buffer, **({"api_key": key} if key else {})}
     AsksAgain({**asked, **own}).run()

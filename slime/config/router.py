@@ -13,7 +13,7 @@ class RouterConfig:
     Attributes:
         router_policy: how the router chooses an engine, a flag of its own parser.
         sglang_model_routers: host and port of the router of each served model; empty until they are known.
-        sglang_api_key: the key of all servers of the run; None on loopback.
+        sglang_api_key: the key of all servers of the run; None if all are of others and ask for none.
     """
 
     sglang_server_concurrency: int = flag(512, above=0, help="requests in flight per serving engine at most")

@@ -7,14 +7,14 @@ from slime.config.fleet import FleetConfig
 from slime.config.run import RunConfig, run_config
 from slime.config.served_models import DEFAULT
 from slime.ray.node import LOOPBACK, first_port, node_host
-from slime.utils.addresses import find_available_port, is_loopback
+from slime.utils.addresses import find_available_port
 
 ROUTER_PORTS = (3000, 1000)
 
 
 def with_addresses(config: RunConfig) -> RunConfig:
     """The configuration, which says where the routers will be and what key all servers will ask for."""
-    key = api_key(config, node_host())
+    key = api_key(config)
     # Without a key nothing of ours may be reached from elsewhere, even if engines of others can be.
     host = node_host() if key else LOOPBACK
     names = [model.name for model in config.engines.served_models] or [DEFAULT]
@@ -40,13 +40,14 @@ def _router_ports(config: FleetConfig, count: int) -> list[int]:
     return ports
 
 
-def api_key(config: FleetConfig, host: str) -> str | None:
-    """The key of all servers of a run: ``--sglang-api-key``, else a new token if they leave loopback.
+def api_key(config: FleetConfig) -> str | None:
+    """The key of all servers of a run: the one that was given, else a new token.
 
-    To be called once per run; engines, routers and clients share the result.
+    Engines, routers and clients share it, also those of a rollout side that starts again. Servers on loopback
+    ask for it too, as every user of the machine can reach them.
     """
     configured = config.router.sglang_api_key
-    if configured or is_loopback(host) or config.engines.rollout_external:
+    if configured or config.engines.rollout_external:
         return configured  # engines of others ask for no key that is made here
     return secrets.token_urlsafe(32)
 

@@ -183,13 +183,16 @@ def _in_cluster(config: RunConfig, loop: Loop) -> None:
     from slime.observability.policy_log import silent_steps
     from slime.observability.run_log import RunLog
     from slime.observability.tracking import init_tracking
+    from slime.ray.addresses import api_key
     from slime.ray.engine_control import engine_control
     from slime.ray.run_page import run_page
     from slime.ray.setup import running_groups
 
     tracker = init_tracking(config)
     uid = uuid.uuid4().hex
-    config = run_config(with_context(config.flat, **tracker.context, run_uid=uid))
+    # A rollout side that starts again has the key of the one before, whose engines trainers take leave of.
+    known = {"run_uid": uid, "sglang_api_key": api_key(config)}
+    config = run_config(with_context(config.flat, **tracker.context, **known))
     with putting_away(_PUTTING_AWAY):
         try:
             sinks = _span_sinks(config, uid)

@@ -6,6 +6,8 @@ import socket
 from urllib.parse import urlsplit
 
 HIGHEST_PORT = 65535
+API_KEY = "SLIME_API_KEY"
+"""The environment variable that stands for ``--sglang-api-key``, and is in no command line."""
 
 
 def is_port_available(port: int, host: str = "") -> bool:

@@ -12,6 +12,7 @@ was; only a generator that was at work has to be started again.
 
 import argparse
 import asyncio
+import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -25,7 +26,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from slime.utils.addresses import is_loopback
+from slime.utils.addresses import API_KEY, is_loopback
 from slime.utils.request_gate import RequestGate
 from slime_plugins.rollout_buffer.buffer_queue import GroupTooLarge
 from slime_plugins.rollout_buffer.pool import Query
@@ -166,7 +167,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--group-size", type=int, default=16, help="of a new file, until a generator is started"
     )
-    parser.add_argument("--api-key", help="that requests bring as a bearer token; the run's --sglang-api-key")
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.get(API_KEY) or None,
+        help=f"that requests bring as a bearer token; the run's --sglang-api-key. Default: {API_KEY}'s value",
+    )
     parser.add_argument(
         "--max-waiting",
         type=int,
@@ -176,7 +181,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--keep-groups", type=int, help="given out, whose trajectories stay; default all")
     args = parser.parse_args(argv)
     if args.api_key is None and not is_loopback(args.host):
-        parser.error(f"--host {args.host}: an API key is required beyond loopback (wanted: --api-key)")
+        parser.error(
+            f"--host {args.host}: an API key is required beyond loopback (wanted: --api-key, or {API_KEY})"
+        )
     for flag, least in (("group_size", 1), ("max_waiting", 1), ("keep_groups", 0)):
         if getattr(args, flag) is not None and getattr(args, flag) < least:
             parser.error(f"--{flag.replace('_', '-')} {getattr(args, flag)}: wanted at least {least}")

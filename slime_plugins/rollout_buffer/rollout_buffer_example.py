@@ -86,6 +86,7 @@ async def _start(args: Namespace, done: list[str], resume: bool = False) -> None
         "skip_instance_ids": done,
         "run": getattr(args, "run_uid", None),
         "holder": _HOLDER,
+        **({"api_key": args.sglang_api_key} if getattr(args, "sglang_api_key", None) else {}),
     }
     answer = await post(f"{args.rollout_buffer_url}/start_rollout", data)
     if not answer["success"]:

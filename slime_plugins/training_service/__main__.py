@@ -4,8 +4,8 @@
         --hf-checkpoint MODEL --lora-rank 16 --no-lora-merge --lora-adapters alice bob \\
         --actor-num-gpus-per-node 1 --rollout-num-gpus 1 --max-tokens-per-gpu 8192
 
-All other flags are those of a run. It listens on this machine alone unless told otherwise, and then wants
-``--sglang-api-key``, which requests bring as a bearer token; pages of other sites are refused.
+All other flags are those of a run. It listens on this machine alone unless told otherwise. Requests bring
+``--sglang-api-key``, or the environment's SLIME_API_KEY, as a bearer token; pages of other sites are refused.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from slime.arguments.core.flag import option_string
 from slime.ray.session import main as run_session
-from slime.utils.addresses import is_loopback
+from slime.utils.addresses import API_KEY
 
 if TYPE_CHECKING:  # bad flags are answered without waiting for these
     from slime.config.run import RunConfig
@@ -118,8 +118,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def refused(args: Namespace) -> Iterator[str]:
         yield from refusal(args)
-        if args.sglang_api_key is None and not is_loopback(own.service_host):
-            yield f"--service-host {own.service_host}: beyond loopback it wants --sglang-api-key"
+        if args.sglang_api_key is None:
+            yield f"--sglang-api-key: missing (wanted: a key of the service, or {API_KEY} in the environment)"
 
     loop = partial(serve, own.service_host, own.service_port, own.service_deadline)
     run_session(loop, refused, argv=[*words, *_OF_SERVICE])

@@ -1,6 +1,6 @@
 """What a notebook calls, under the names of Tinker's public API.
 
-client = ServiceClient("http://127.0.0.1:8890")
+client = ServiceClient("http://127.0.0.1:8890")  # with the key in SLIME_API_KEY
 training = client.create_lora_training_client("alice")
 training.forward_backward(data, "cross_entropy").result()
 training.optim_step(learning_rate=1e-4).result()
@@ -8,12 +8,14 @@ sampling = training.save_weights_and_get_sampling_client()
 sampling.sample([1, 2, 3], max_tokens=16).result()["sequences"][0]["tokens"]
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
 
+from slime.utils.addresses import API_KEY
 from slime.utils.http_utils import bearer_header
 
 Answer = dict[str, Any]
@@ -77,10 +79,15 @@ class TrainingClient(_Asking):
 
 
 class ServiceClient:
-    """The service at a URL; ``timeout_s`` is of one request, its wait for other tenants' included."""
+    """The service at a URL.
+
+    Args:
+        api_key: of the service; SLIME_API_KEY of the environment by default.
+        timeout_s: of one request, its wait for other tenants' included.
+    """
 
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 3700.0) -> None:
-        headers = bearer_header(api_key)
+        headers = bearer_header(api_key or os.environ.get(API_KEY))
         self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False)
 
     def create_lora_training_client(self, name: str) -> TrainingClient:

@@ -29,6 +29,15 @@ def test_offload_is_shorthand_and_leaves_no_attribute(words):
     assert not hasattr(args, "offload")
 
 
+def test_the_environment_has_the_key_that_no_flag_gives(words, monkeypatch):
+    assert validated_args(words()).sglang_api_key is None
+    monkeypatch.setenv("SLIME_API_KEY", "of the environment")
+    assert validated_args(words()).sglang_api_key == "of the environment"
+    assert validated_args(words(sglang_api_key="given")).sglang_api_key == "given"
+    monkeypatch.setenv("SLIME_API_KEY", "")
+    assert validated_args(words()).sglang_api_key is None
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -1,5 +1,6 @@
 """Examples run as their scripts say: with a tiny model, from prompts to new weights."""
 
+import os
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import torch
 from examples.search_r1 import make_data
 from examples.search_r1.bm25 import BM25Index
 from examples.search_r1.server import create_app
+from slime.utils.addresses import API_KEY
 from slime.utils.types import Sample
 from tests.e2e.conftest import ROOT
 from tests.examples.test_run_scripts import flags_of
@@ -71,9 +73,11 @@ def test_a_model_that_may_search_is_trained(run_example, tmp_path) -> None:
 def test_trajectories_of_a_program_of_its_own_are_trained_on(run_example, buffer_url, tmp_path) -> None:
     command = [sys.executable, "-m", "examples.rollout_buffer.writer", "--buffer", buffer_url]
     with (tmp_path / "writer.log").open("w") as log:
-        writer = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+        env = os.environ | {API_KEY: "k"}
+        writer = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT)
     try:
         rewards = ("--custom-reward-post-process-path", "tests.e2e.test_rollout_functions.parities")
+        rewards += ("--sglang-api-key", "k")
         run, samples = run_example("rollout_buffer", *rewards, BUFFER_URL=buffer_url)
     finally:
         writer.kill()

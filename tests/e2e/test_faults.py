@@ -2,10 +2,12 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import time
 
+import httpx
 import psutil
 import pytest
 
@@ -32,11 +34,12 @@ def training_alone(start_alone, rl_flags):
     return _in_its_middle(start_alone([*rl_flags, *LONG]))
 
 
-def listens_on(pid: int) -> list[tuple[str, str]]:
+def listens_on(pid: int) -> list[tuple[str, str, int]]:
+    """Name of the process, address and port."""
     try:
         process = psutil.Process(pid)
         connections = process.net_connections("inet")
-        return [(process.name(), found.laddr.ip) for found in connections if found.status == "LISTEN"]
+        return [(process.name(), *found.laddr) for found in connections if found.status == "LISTEN"]
     except psutil.Error:  # it has ended
         return []
 
@@ -133,11 +136,22 @@ def _expect_terminated(run):
     run.expect_no_processes()
 
 
-def test_a_run_listens_on_loopback_alone_and_ctrl_c_stops_everything(training_alone) -> None:
+def _answer_without_a_key(port: int) -> int:
+    """Status of the answer to a request to generate."""
+    url = f"http://127.0.0.1:{port}/generate"
+    return httpx.post(url, json={"text": "a"}, timeout=120, trust_env=False).status_code
+
+
+def test_a_run_listens_on_loopback_alone_with_a_key_and_ctrl_c_stops_everything(training_alone) -> None:
     addresses = [address for pid in training_alone.processes() for address in listens_on(pid)]
     # Of Ray, router, engines and trainer: an empty list would hold nothing.
     assert len(addresses) > 8
     assert not [found for found in addresses if not found[1].removeprefix("::ffff:").startswith("127.")]
+    # Other users of the machine reach loopback, too. The router's second port has nothing but its metrics.
+    engine = training_alone.processes()[training_alone.pid_of("slime.backends.embedded_engine")]
+    assert _answer_without_a_key(int(re.search(r"--port=(\d+)", engine)[1])) == 401
+    ports = [port for _, _, port in listens_on(training_alone.pid_of("sglang::router"))]
+    assert sorted(_answer_without_a_key(port) for port in ports) == [200, 401]
     training_alone.process.send_signal(signal.SIGINT)
     assert training_alone.wait(300) == 130
     assert training_alone.output.strip().splitlines()[-1] == "interrupted"

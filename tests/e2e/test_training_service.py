@@ -24,6 +24,7 @@ from tests.page_runs import printed
 pytestmark = pytest.mark.e2e
 
 SERVICE = "slime_plugins/training_service/__main__.py"
+KEY = "of-the-service"
 
 
 def _datum(row, loss):
@@ -64,10 +65,11 @@ def test_two_tenants_at_once(start, model, tmp_path) -> None:
         *("--service-port", port, "--hf-checkpoint", model, "--fp32", "--num-gpus-per-node", 8),
         *("--rollout-num-gpus", 1, "--max-tokens-per-gpu", 64, "--lora-rank", RANK, "--lora-alpha", ALPHA),
         *("--lora-adapter-path", adapter, "--save", tmp_path / "save", "--served-policy-bound", 1e-5),
+        *("--sglang-api-key", KEY),
     ]
     run = start(flags, SERVICE)
     run.wait_for(lambda: "training service: http" in run.output, "the service")
-    client = ServiceClient(f"http://127.0.0.1:{port}")
+    client = ServiceClient(f"http://127.0.0.1:{port}", KEY)
     with ThreadPoolExecutor(2) as pool:
         trained = dict(zip(NAMES, pool.map(lambda name: _train(client, name), NAMES), strict=True))
     alone = {name: trained_alone(model, adapter, name) for name in NAMES}
@@ -92,7 +94,9 @@ def test_two_tenants_at_once(start, model, tmp_path) -> None:
     assert output["logprobs"] == pytest.approx(wanted, abs=1e-5)
     with pytest.raises(ServiceError, match="HTTP 404"):
         client.create_lora_training_client("carol").optim_step().result()
-    assert httpx.get(f"http://127.0.0.1:{port}/tenants", headers={"Host": "evil.example"}).status_code == 403
+    tenants, shown = f"http://127.0.0.1:{port}/tenants", {"Authorization": f"Bearer {KEY}"}
+    assert httpx.get(tenants).status_code == 401 and httpx.get(tenants, headers=shown).status_code == 200
+    assert httpx.get(tenants, headers=shown | {"Host": "evil.example"}).status_code == 403
 
     run.process.terminate()
     assert run.process.wait(60) == 143

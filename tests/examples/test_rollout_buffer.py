@@ -28,7 +28,7 @@ def chat(body):
 def buffer(request, monkeypatch):
     """The address of a service, with a key or without, and the service."""
     if request.param:
-        monkeypatch.setenv(writer.KEY, request.param)
+        monkeypatch.setenv(writer.API_KEY, request.param)
     service = RolloutBuffer(api_key=request.param)
     with served(create_app(service, api_key=request.param), lifespan="off") as port:
         yield f"http://127.0.0.1:{port}", service

@@ -22,7 +22,7 @@ class RuntimeContext:
         num_rollout: where ``--num-epoch`` was given.
         sglang_model_routers: host and port of the router of each served model.
         sglang_router_ip: host of the default model's router; likewise its port.
-        sglang_api_key: the key of all servers of the run; None on loopback.
+        sglang_api_key: the key of all servers of the run; None if all are of others and ask for none.
         wandb_run_id: of this job's run of Weights & Biases.
         run_uid: another one for each run. A part of it that is started again has the same.
     """

@@ -12,6 +12,7 @@ from slime.arguments.core.flag import option_string
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.debug import trains_only
 from slime.config.router import RouterConfig
+from slime.utils.addresses import API_KEY
 
 ROUTER_DEFAULTS = {
     "router_log_level": "warn",
@@ -53,8 +54,9 @@ def add_router_flags(parser: argparse.ArgumentParser, group: argparse._ArgumentG
 
 
 def derive(args: Namespace) -> None:
-    """No router has an address yet."""
+    """No router has an address yet. A key that no command line shows is in the environment."""
     args.sglang_model_routers = {}
+    args.sglang_api_key = getattr(args, "sglang_api_key", None) or os.environ.get(API_KEY) or None
 
 
 def contradictions(args: Namespace) -> Iterator[str]:
