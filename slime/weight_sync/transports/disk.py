@@ -30,7 +30,8 @@ class DiskTransport(SessionTransport):
 
     They do so by SGLang's own ``/update_weights_from_disk``, which needs no session. With
     ``--update-weight-local-checkpoint-dir`` each engine's machine makes a copy first. When all engines have
-    confirmed a version the others are removed.
+    confirmed a version the others may go. They do when the next one begins, which finds their memory warm:
+    what has been free for a while may be given away, and takes longer to get than to write.
     """
 
     choice = "disk"
@@ -46,6 +47,7 @@ class DiskTransport(SessionTransport):
         self._assets = Path(config.engines.synced_checkpoint)
         self._hook, self._args = sync.custom_update_weight_post_write_path, config.flat
         self._staged: StagedVersion | None = None
+        self._served: int | None = None
         self._published: VersionManifest | None = None
 
     @classmethod
@@ -89,6 +91,8 @@ class DiskTransport(SessionTransport):
             self._confirmed()
 
     def _stage(self) -> StagedVersion:
+        if self._served is not None:
+            remove_others(self._root, {self._served})
         return StagedVersion(self._root, int(self._version), self._algorithm)
 
     def _tell_written(self) -> None:
@@ -112,8 +116,11 @@ class DiskTransport(SessionTransport):
 
     def _confirmed(self) -> None:
         """All engines have loaded the version."""
-        if not self._keeps_files:
+        if self._keeps_files:
+            return
+        if self._served is None:  # what earlier runs have left
             self._on_disk(partial(remove_others, self._root, {int(self._version)}))
+        self._served = int(self._version)
 
     def _join(self) -> None:
         """
