@@ -35,9 +35,9 @@ class KeptMemory:
     A trainer keeps the files of its buckets too, of which two take turns: each is met again within three
     requests. Mapping one anew, and touching its pages, costs more than a copy out of it.
 
-    Torch maps a file only when it is met first, and only for as long as that request is read: whoever is the
-    last to let go of a file that is gone already, with its trainer, is aborted. A trainer counts a reader in
-    its file for each request; who reads takes itself off again.
+    Torch does not map them: it would stay connected to the trainer's ``torch_shm_manager``, which a killed
+    trainer leaves behind for as long, and whoever is the last to let go of a file that is gone already is
+    aborted. A trainer counts a reader in its file for each request; who reads takes itself off again.
     """
 
     def __init__(self) -> None:
@@ -53,14 +53,12 @@ class KeptMemory:
         if not _NAME.fullmatch(name):
             return mapped()
         found = self._used.get(name) or self._kept.get(name)
-        if found is not None and found.file == _file(name) and found.data.numel() == nbytes:
-            found.leave()
-        else:
-            by_torch = mapped()
+        if found is None or found.file != _file(name) or found.data.numel() != nbytes:
             self._kept = dict(self._there())  # or there would be a bucket too many for a while
-            found = _mapped(name, by_torch.nbytes())
+            found = _mapped(name, nbytes)
             if found is None:
-                return by_torch
+                return mapped()
+        found.leave()
         self._used[name] = found
         return found.data.untyped_storage()
 

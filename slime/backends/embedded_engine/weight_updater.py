@@ -109,12 +109,12 @@ class WeightUpdater:
         """Reads the tensors of a request, which has a payload for each tensor-parallel rank.
 
         Args:
-            opened: what stands for shared memory of theirs; by default the sender's lasts as long as they do.
+            opened: what stands for shared memory of theirs; by default a mapping that lasts as long as they.
 
         Raises:
             BadRequest: it has not, or they are none.
         """
-        return joined(self._of_each_rank(payloads, load_format, opened))
+        return joined(self._of_each_rank(payloads, load_format, opened or KeptMemory().storage))
 
     def _of_each_rank(
         self, payloads: list[str], load_format: str | None, opened: Opened | None
