@@ -49,6 +49,11 @@ class WeightSyncConfig:
         help="what one sync sends: all weights, or what has changed (over a process group to the embedded "
         "engine alone)",
     )
+    update_weight_selector: Literal["all", "target", "draft"] = flag(
+        "all",
+        help="which models of an engine take them: target is the policy, draft the one of speculative "
+        "decoding, which takes the layers of --enable-mtp-training",
+    )
     update_weight_transport: Literal["nccl", "shards", "disk", "nixl"] = flag(
         "nccl",
         help="nccl: process group (nccl or gloo), or shared memory when colocated; shards: that memory, to "

@@ -74,6 +74,22 @@ def test_engines_whose_machines_make_no_checkpoints_are_refused(words, refusals,
     assert any(line.startswith(wanted) for line in said)
 
 
+def test_models_of_an_engine_are_selected_where_its_routes_can(words, refusals, changes, monkeypatch):
+    assert validated_args(words(update_weight_selector="target")).update_weight_selector == "target"
+    where = (
+        "--update-weight-selector target: with --update-weight-transport disk and --update-weight-mode delta"
+    )
+    (said,) = refusals(words(**changes, update_weight_selector="target"))
+    assert said.startswith(where)
+    for engine, why in {
+        "embedded": "with --rollout-engine embedded, which drafts no tokens (wanted: all or target)",
+        "sglang": "without --enable-mtp-training, which trains what engines draft with",
+    }.items():
+        as_installed(monkeypatch)
+        said = refusals(words(update_weight_selector="draft", rollout_engine=engine))
+        assert f"--update-weight-selector draft: {why}" in said
+
+
 def test_engines_that_span_machines_are_refused(words, refusals, changes):
     others = dict(rollout_num_gpus=4, rollout_num_gpus_per_engine=4, num_gpus_per_node=2)
     said = refusals(words(**changes | others, actor_num_gpus_per_node=1))

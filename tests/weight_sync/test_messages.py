@@ -126,7 +126,7 @@ class Probes:
 def made(checkpoints, tmp_path):
     """A function that makes an update over a transport, and its source."""
 
-    def make(transport):
+    def make(transport, **options):
         args = run_args(
             distributed_timeout_minutes=1,
             colocate=transport == "handle",
@@ -136,6 +136,7 @@ def made(checkpoints, tmp_path):
             update_weight_disk_dir=str(tmp_path / "versions"),
             update_weight_local_checkpoint_dir=str(tmp_path / "local") if transport == "delta" else None,
             synced_checkpoint=str(checkpoints[0]),
+            **options,
         )
         source = Source(load_file(checkpoints[1] / "model.safetensors"))
         return WeightUpdate(run_config(args), source), source
@@ -226,6 +227,23 @@ def test_a_mixture_would_be_found(made, engines, said, checkpoints, monkeypatch)
     with pytest.raises(AssertionError, match="a mixture was computed with"):
         probes.require_whole()
     update.disconnect()
+
+
+@pytest.mark.parametrize("transport", ["handle", pytest.param("broadcast", marks=pytest.mark.nightly)])
+def test_each_message_by_which_a_model_changes_says_which_models_do(transport, made, engines, monkeypatch):
+    update, _ = made(transport, update_weight_selector="target")
+    request, told = EngineClient.request, []
+
+    def noted(self, method, path, body=None, **options):
+        if path.startswith(("/begin_weight_update", "/update_weights_from")):
+            told.append(body.get("selector"))
+        return request(self, method, path, body, **options)
+
+    monkeypatch.setattr(EngineClient, "request", noted)
+    update.connect([engines(transport)[0]])
+    update.run(1)
+    update.disconnect()
+    assert told == ["target"] * 4
 
 
 def messages_of(transport, made, engines):

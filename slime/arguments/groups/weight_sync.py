@@ -56,6 +56,7 @@ def _idle_without_changes(args: Namespace) -> Iterator[str]:
 def contradictions(args: Namespace) -> Iterator[str]:
     """A transport without its directories, engines that cannot read from them, a pause that hides tokens."""
     yield from _unmasked(args)
+    yield from _unselectable(args)
     is_delta, is_disk = args.update_weight_mode == "delta", args.update_weight_transport == "disk"
     if is_disk and args.update_weight_disk_dir is None:
         yield (
@@ -122,6 +123,29 @@ def _unmasked(args: Namespace) -> Iterator[str]:
             f"--pause-generation-mode {mode}: with --mask-offpolicy-in-partial-rollout, which leaves out the "
             "tokens of requests that an update has ended, and none ends (wanted: abort)"
         )
+
+
+def _unselectable(args: Namespace) -> Iterator[str]:
+    """Some models of an engine alone where its route takes all, or where there is no such model."""
+    selector, transport, mode = (
+        args.update_weight_selector,
+        args.update_weight_transport,
+        args.update_weight_mode,
+    )
+    where = f"--update-weight-selector {selector}"
+    if selector == "all":
+        return
+    if transport != "nccl" or mode != "full":
+        yield (
+            f"{where}: with --update-weight-transport {transport} and --update-weight-mode {mode}, by which "
+            "an engine loads all its models (wanted: nccl and full)"
+        )
+    if selector != "draft":
+        return
+    if not args.rollout_external and args.rollout_engine == "embedded":
+        yield f"{where}: with --rollout-engine embedded, which drafts no tokens (wanted: all or target)"
+    if not args.enable_mtp_training:
+        yield f"{where}: without --enable-mtp-training, which trains what engines draft with"
 
 
 def _unreadable(args: Namespace) -> Iterator[str]:

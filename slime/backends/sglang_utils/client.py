@@ -63,7 +63,8 @@ class EngineClient:
 
     ``timeout`` (seconds) bounds every single request. All methods raise :class:`EngineError`.
     ``commit_time`` adds up the seconds that weights took within the engine, where it tells them;
-    ``has_update_session`` is false once `begin_weight_update` has found that the server has none.
+    ``has_update_session`` is false once `begin_weight_update` has found that the server has none;
+    ``selector`` names the models of the engine that take weights: "all", "target" or "draft".
     """
 
     def __init__(self, endpoint: EngineEndpoint, timeout: float = REQUEST_TIMEOUT_S) -> None:
@@ -71,6 +72,7 @@ class EngineClient:
         self.timeout = timeout
         self.commit_time = 0.0
         self.has_update_session = True
+        self.selector = "all"
         headers = {"Content-Type": "application/json", **bearer_header(endpoint.api_key)}
         self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
         self._http = self._new_http()
@@ -215,12 +217,15 @@ class EngineClient:
             raise
         return True
 
+    def _selected(self) -> dict[str, str]:
+        return {} if self.selector == "all" else {"selector": self.selector}
+
     def begin_weight_update(self) -> None:
         """Opens an update session. Servers that have no sessions (404) are remembered."""
         if not self.has_update_session:
             return
         try:
-            self.request("POST", "/begin_weight_update", {})
+            self.request("POST", "/begin_weight_update", self._selected())
         except EngineError as error:
             if error.status != 404:
                 raise
@@ -247,14 +252,8 @@ class EngineClient:
         backend: str = "nccl",
     ) -> None:
         """Joins a process group with the trainer, which is rank 0; returns when all have joined."""
-        body = {
-            "master_address": master_address,
-            "master_port": master_port,
-            "rank_offset": rank_offset,
-            "world_size": world_size,
-            "group_name": group_name,
-            "backend": backend,
-        }
+        body = {"master_address": master_address, "master_port": master_port, "backend": backend}
+        body |= {"rank_offset": rank_offset, "world_size": world_size, "group_name": group_name}
         self.request("POST", "/init_weights_update_group", body)
 
     def destroy_weights_update_group(self, group_name: str = DEFAULT_GROUP) -> None:
@@ -314,7 +313,7 @@ class EngineClient:
         self.update("/update_weights_from_disk", body, weight_version, flush_cache)
 
     def update(self, path: str, body: dict[str, Any], version: str | None, flush: bool = False) -> None:
-        body = {**body, "weight_version": version, "flush_cache": flush}
+        body = {**body, **self._selected(), "weight_version": version, "flush_cache": flush}
         answer = self.request("POST", path, body)
         if isinstance(answer, dict):
             took = answer.get("commit_time")
@@ -327,7 +326,7 @@ class EngineClient:
 
     def weights_checker(self, action: str) -> dict[str, Any]:
         """``action``: "checksum", "snapshot", "compare" or "reset_tensors"."""
-        return self.request("POST", "/weights_checker", {"action": action})
+        return self.request("POST", "/weights_checker", {"action": action, **self._selected()})
 
     def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
         """Frees memory of an idle engine; ``tags`` out of weights, kv_cache, cuda_graph, None for all.

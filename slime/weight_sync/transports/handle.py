@@ -186,7 +186,7 @@ class HandleTransport(SessionTransport):
         for client in self._engines.clients:
             if client.endpoint == endpoint:
                 return client
-        client = WriterClient(endpoint, self._answer_limit, self.writer)
+        client = WriterClient(endpoint, self._answer_limit, self.writer, self._selector)
         client.take_weights()
         return client
 

@@ -36,11 +36,14 @@ class WriterClient(EngineClient):
 
     Args:
         writer: the trainer; without one nothing is said or looked at.
+        selector: the models of the engine that take weights.
     """
 
-    def __init__(self, endpoint: EngineEndpoint, timeout: float, writer: str | None = None) -> None:
+    def __init__(
+        self, endpoint: EngineEndpoint, timeout: float, writer: str | None = None, selector: str = "all"
+    ) -> None:
         super().__init__(endpoint, timeout=timeout)
-        self.writer = writer
+        self.writer, self.selector = writer, selector
         self._given: str | None = None
         self._asked_at = -math.inf
         if writer is not None:
@@ -111,10 +114,14 @@ class EngineClients:
     """Clients of some engines. A request goes to all of them in parallel; each has the client's deadline."""
 
     def __init__(
-        self, endpoints: Sequence[EngineEndpoint] = (), timeout_s: float = 0.0, writer: str | None = None
+        self,
+        endpoints: Sequence[EngineEndpoint] = (),
+        timeout_s: float = 0.0,
+        writer: str | None = None,
+        selector: str = "all",
     ) -> None:
         self.endpoints = list(endpoints)
-        self.clients = [WriterClient(endpoint, timeout_s, writer) for endpoint in endpoints]
+        self.clients = [WriterClient(endpoint, timeout_s, writer, selector) for endpoint in endpoints]
 
     def each(self, request: Callable[[WriterClient], T]) -> list[T]:
         """Calls ``request`` with every client, and returns what it returns.
@@ -157,6 +164,7 @@ class SessionTransport(Transport):
         self._timeout, self._answer_limit = wait_limit(config.cluster), answer_limit(config)
         self._bucket_bytes = config.weight_sync.update_weight_buffer_size
         self._pause_mode = config.weight_sync.pause_generation_mode
+        self._selector = config.weight_sync.update_weight_selector
         self._are_external = config.engines.rollout_external
         self._endpoints: list[EngineEndpoint] = []
         self._engines = EngineClients()  # of rank 0, which alone speaks of sessions
@@ -183,7 +191,7 @@ class SessionTransport(Transport):
         self.disconnect()
         self._endpoints = list(endpoints)
         if dist.get_rank() == 0:
-            self._engines = EngineClients(endpoints, self._answer_limit, self.writer)
+            self._engines = EngineClients(endpoints, self._answer_limit, self.writer, self._selector)
         was_open = any(self._engines.each(lambda engine: engine.take_weights())) or self._is_open
         self._join()
         # Somebody else's engine may have an update open that a run before this one was killed in.

@@ -170,6 +170,13 @@ SENT = [
     (lambda c: c.continue_generation(), [("POST", "/continue_generation", {})]),
     (lambda c: c.flush_cache(), [("GET", "/flush_cache", None)]),
     (lambda c: c.begin_weight_update(), [("POST", "/begin_weight_update", {})]),
+    (
+        lambda c: (setattr(c, "selector", "draft"), c.begin_weight_update(), c.weights_checker("compare")),
+        [
+            ("POST", "/begin_weight_update", {"selector": "draft"}),
+            ("POST", "/weights_checker", {"action": "compare", "selector": "draft"}),
+        ],
+    ),
     (lambda c: c.end_weight_update(), [("POST", "/end_weight_update", {})]),
     (
         lambda c: c.init_weights_update_group("10.0.0.1", 9, 2, 5),
