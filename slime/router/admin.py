@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import orjson
 
 from slime.router.metrics import Counts, prometheus
-from slime.router.pool import Worker, WorkerPool, WorkerState
+from slime.router.pool import Worker, WorkerKind, WorkerPool, WorkerState
 from slime.utils.worker_url import WANTED, spelling, worker_url
 
 OPEN_PATHS = frozenset({"/health", "/liveness", "/readiness", "/metrics"})
@@ -119,12 +119,15 @@ class Admin:
         url = worker_url(body.get("url"))
         if url is None:
             return _error(400, "bad_worker", f"url is {body.get('url')!r} (wanted: {WANTED})")
-        if kind != "regular":
-            message = f"worker_type is {kind!r} (wanted: regular, or sglang-router for prefill and decode)"
-            return _error(400, "bad_worker", message)
-        if (other := self._other_spelling(url)) is not None:
+        if kind not in list(WorkerKind):
+            wanted = ", ".join(WorkerKind)
+            return _error(400, "bad_worker", f"worker_type is {kind!r} (wanted: {wanted})")
+        if (other := self._other_spelling(url) or self._other_kind(kind)) is not None:
             return other
-        worker = await self._register(url, body.get("api_key"))
+        port = body.get("bootstrap_port")
+        if port is not None and not (isinstance(port, int) and 0 < port < 2**16):
+            return _error(400, "bad_worker", f"bootstrap_port is {port!r} (wanted: a port)")
+        worker = await self._register(url, body.get("api_key"), WorkerKind(kind), port)
         location = f"/workers/{worker.id}"
         return AdminAnswer(202, {"status": "accepted", "worker_id": worker.id, "location": location})
 
@@ -132,7 +135,7 @@ class Admin:
         url = _url_in(request)
         if url is None:
             return _error(400, "bad_worker", f"no worker: give url, by query or as JSON (wanted: {WANTED})")
-        if (other := self._other_spelling(url)) is not None:
+        if (other := self._other_spelling(url) or self._other_kind(WorkerKind.REGULAR)) is not None:
             return other
         await self._register(url, None)
         counts = {worker.url: worker.in_flight for worker in self._pool}
@@ -153,8 +156,21 @@ class Admin:
                 return _error(400, "bad_worker", f"{url} is registered as {worker.url}")
         return None
 
-    async def _register(self, url: str, api_key: str | None) -> Worker:
-        worker = self._pool.add(url, api_key)
+    def _other_kind(self, kind: str) -> AdminAnswer | None:
+        """A refusal, if one does halves of requests, and others that are here whole ones, or the reverse."""
+        if not len(self._pool) or self._pool.has_halves == (kind != WorkerKind.REGULAR):
+            return None
+        found = ", ".join(sorted({worker.kind for worker in self._pool}))
+        return _error(400, "bad_worker", f"worker_type is {kind!r}, and of others {found} (wanted: as they)")
+
+    async def _register(
+        self,
+        url: str,
+        api_key: str | None,
+        kind: WorkerKind = WorkerKind.REGULAR,
+        bootstrap_port: int | None = None,
+    ) -> Worker:
+        worker = self._pool.add(url, api_key, kind, bootstrap_port)
         if worker.state is not WorkerState.SERVING:
             await self._check(worker)
         await self._spread()
@@ -177,7 +193,8 @@ def _listed(worker: Worker) -> dict[str, Any]:
     return {
         "id": worker.id,
         "url": worker.url,
-        "worker_type": "regular",
+        "worker_type": worker.kind.value,
+        "bootstrap_port": worker.bootstrap_port,
         "is_healthy": worker.state is WorkerState.SERVING,
         "load": worker.in_flight,
         "state": worker.state.value,

@@ -8,10 +8,10 @@ from urllib.parse import parse_qsl
 import orjson
 
 from slime.router.admin import OPEN_PATHS, AdminRequest, AdminServer, is_own
+from slime.router.halves import Reply
 from slime.router.http_server import ClientConnection, RawHeaders, Request
 from slime.router.metrics import Counts
 from slime.router.upstream import RefusedError, Upstream, end_to_end
-from slime.utils.http_connection import HttpConnection
 from slime.utils.same_site import FOREIGN, is_foreign
 
 WHOLE_BYTES = 2**20
@@ -114,7 +114,7 @@ class Front:
                 _respond_json(client, error.status, error.body)
 
 
-async def _deliver(reply: HttpConnection, client: Client) -> None:
+async def _deliver(reply: Reply, client: Client) -> None:
     headers, length = end_to_end(reply.headers), reply.content_length
     if length is not None and length <= WHOLE_BYTES and client.expects_body:
         client.respond(reply.status, headers, await reply.read())

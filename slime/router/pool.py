@@ -27,12 +27,21 @@ class WorkerState(StrEnum):
     QUARANTINED = "quarantined"
 
 
+class WorkerKind(StrEnum):
+    """What a worker does of a request: all of it, or one half."""
+
+    REGULAR = "regular"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 @dataclass(eq=False)
 class Worker:
     """One engine.
 
     Attributes:
         api_key: that it asks for, if not the one of the router.
+        bootstrap_port: of one that prefills: where it hands on what it has computed.
         reason: why it does not serve.
         failures: health checks in a row that it has failed.
         version: of its weights, as it said last; None if that is no number.
@@ -42,6 +51,8 @@ class Worker:
 
     url: str
     api_key: str | None = None
+    kind: WorkerKind = WorkerKind.REGULAR
+    bootstrap_port: int | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     state: WorkerState = WorkerState.PENDING
     reason: str = "has not answered yet"
@@ -75,24 +86,41 @@ class WorkerPool:
         """Returns a worker by its id or its URL."""
         return self._workers.get(worker_id) or next((w for w in self if worker_id == w.id), None)
 
-    def add(self, url: str, api_key: str | None = None) -> Worker:
+    @property
+    def has_halves(self) -> bool:
+        """Whether requests are prefilled by one worker and decoded by another."""
+        return any(worker.kind is not WorkerKind.REGULAR for worker in self)
+
+    def add(
+        self,
+        url: str,
+        api_key: str | None = None,
+        kind: WorkerKind = WorkerKind.REGULAR,
+        bootstrap_port: int | None = None,
+    ) -> Worker:
         """Registers a worker. One that is quarantined starts anew: whoever registers it vouches for it."""
         known = self._workers.get(url)
         if known is not None and known.state is not WorkerState.QUARANTINED:
             return known
-        self._workers[url] = Worker(url, api_key)
+        self._workers[url] = Worker(url, api_key, kind, bootstrap_port)
         return self._workers[url]
 
     def remove(self, url: str) -> None:
         self._workers.pop(url, None)
 
-    def choose(self, session: str | None, tried: Collection[Worker] = ()) -> Worker | None:
+    def choose(
+        self, session: str | None, tried: Collection[Worker] = (), kind: WorkerKind | None = None
+    ) -> Worker | None:
         """The worker for the next request; None if none serves that was not tried.
 
         Requests of a session go to one worker, and when workers come or go only their sessions move. Others
         go to the worker with the fewest requests, of several to the one that was chosen longest ago.
+
+        Args:
+            kind: of the worker; any by default.
         """
         serving = [w for w in self if w.state is WorkerState.SERVING and w not in tried]
+        serving = [worker for worker in serving if kind in (None, worker.kind)]
         if not serving:
             return None
         now = time.monotonic()
@@ -133,6 +161,9 @@ class WorkerPool:
         """Why no worker can be chosen."""
         if not self._workers:
             return "no worker is registered"
+        kinds = {worker.kind for worker in self}
+        if self.has_halves and (missing := {WorkerKind.PREFILL, WorkerKind.DECODE} - kinds):
+            return f"no worker is registered that does the {'/'.join(sorted(missing))}"
         return "; ".join(
             f"{worker.url} is {worker.state.value}: {worker.reason}"
             if worker.state is not WorkerState.SERVING
@@ -149,7 +180,8 @@ class WorkerPool:
         old = {worker.id: worker for worker in self._workers.values()}
         self._workers = {}
         for row in table:
-            worker = old.get(row["id"]) or Worker(row["url"], row["api_key"], row["id"])
+            place = row["url"], row["api_key"], WorkerKind(row["kind"]), row["bootstrap_port"], row["id"]
+            worker = old.get(row["id"]) or Worker(*place)
             worker.state, worker.reason = WorkerState(row["state"]), row["reason"]
             self._workers[worker.url] = worker
 

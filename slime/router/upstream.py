@@ -1,15 +1,17 @@
 """Sending a request on to a worker.
 
-Bodies pass as they are: nothing here looks into them. A request is sent to another worker only if the first
-could not be connected to; once it is on its way, tokens may have been sampled for it.
+Bodies pass as they are: nothing here looks into them, but where workers do halves of a request. It is sent to
+another worker only if the first could not be connected to: once on its way, tokens may be sampled for it.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
+from slime.router.halves import HalvedRequest, Head, Reply, Unmet, is_halved
 from slime.router.metrics import Counts
-from slime.router.pool import Worker, WorkerPool
+from slime.router.pool import Worker, WorkerKind, WorkerPool
 from slime.router.settings import RouterSettings
 from slime.utils.async_utils import Slots
 from slime.utils.http_connection import CannotConnect, HttpConnection
@@ -73,7 +75,7 @@ class Upstream:
     @asynccontextmanager
     async def answer(
         self, method: bytes, target: bytes, headers: RawHeaders, body: bytes
-    ) -> AsyncIterator[HttpConnection]:
+    ) -> AsyncIterator[Reply]:
         """The answer of a worker, whose body may be still to come.
 
         Args:
@@ -83,19 +85,79 @@ class Upstream:
             RefusedError: there is none; from within the block too, if it breaks off.
         """
         try:
-            async with asyncio.timeout(self._timeout):
-                worker, reply = await self._send(method, target, headers, body)
-                try:
-                    yield reply
-                finally:
-                    worker.in_flight -= 1
-                    self._connections.finish(worker.url, reply)
+            async with asyncio.timeout(self._timeout), self._asked(method, target, headers, body) as reply:
+                yield reply
         except TimeoutError as error:
             message = f"no answer within {self._timeout} s (--slime-router-timeout)"
             raise RefusedError(504, "worker_timeout", message) from error
         except OSError as error:
             self._counts["broken"] += 1
             raise BrokenOff(error) from error
+
+    @asynccontextmanager
+    async def _asked(
+        self, method: bytes, target: bytes, headers: RawHeaders, body: bytes
+    ) -> AsyncIterator[Reply]:
+        if self._pool.has_halves and is_halved(method, target):
+            passed, session = _passed(headers)
+            async with self._in_halves(target, passed, session, body) as answer:
+                yield answer
+            return
+        worker, reply = await self._send(method, target, headers, body)
+        try:
+            yield reply
+        finally:
+            worker.in_flight -= 1
+            self._connections.finish(worker.url, reply)
+
+    @asynccontextmanager
+    async def _in_halves(
+        self, target: bytes, passed: list[tuple[bytes, bytes]], session: str | None, body: bytes
+    ) -> AsyncIterator[Reply]:
+        """The answer of a worker that decodes what another one, which a session stays with, has prefilled."""
+        try:
+            request = HalvedRequest(body)
+        except ValueError as error:
+            raise RefusedError(400, "bad_request", str(error)) from error
+        tried: list[Worker] = []
+        while (prefill := self._pool.choose(session, tried, WorkerKind.PREFILL)) is not None:
+            decode = self._pool.choose(None, tried, WorkerKind.DECODE)
+            if decode is None:
+                break
+            own = request.meeting_at(urlsplit(prefill.url).hostname, prefill.bootstrap_port)
+            async with self._both((prefill, decode), target, passed, own) as heads:
+                try:
+                    answer = await request.answered(*heads)
+                except Unmet as error:
+                    self._without((prefill, decode)[error.half], tried)
+                    continue
+                yield answer
+                return
+        self._counts["refusals"] += 1
+        raise RefusedError(503, "no_available_workers", self._pool.why_none())
+
+    @asynccontextmanager
+    async def _both(
+        self, halves: tuple[Worker, Worker], target: bytes, passed: RawHeaders, body: bytes
+    ) -> AsyncIterator[list[Head]]:
+        """The heads of two answers, which may be still to come; what is not read by the end is broken off."""
+        heads = []
+        for worker in halves:
+            asked = self._connections.ask(worker.url, b"POST", target, _shown_to(worker, passed), body)
+            heads.append(asyncio.create_task(asked, name=f"half of a request at {worker.url}"))
+            worker.in_flight += 1
+        try:
+            yield heads
+        finally:
+            for worker, head in zip(halves, heads, strict=True):
+                worker.in_flight -= 1
+                await self._connections.finish_half(worker.url, head)
+
+    def _without(self, worker: Worker, tried: list[Worker]) -> None:
+        """Has a worker that could not be connected to left out."""
+        self._pool.refused(worker)
+        self._counts["retries"] += 1
+        tried.append(worker)
 
     async def _send(
         self, method: bytes, target: bytes, headers: RawHeaders, body: bytes
@@ -105,14 +167,12 @@ class Upstream:
         tried: list[Worker] = []
         while (worker := self._pool.choose(session, tried)) is not None:
             worker.in_flight += 1
-            own = passed if worker.api_key is None else _with_key(passed, worker.api_key)
+            own = _shown_to(worker, passed)
             try:
                 return worker, await self._connections.ask(worker.url, method, target, own, body)
             except CannotConnect:
                 worker.in_flight -= 1
-                self._pool.refused(worker)
-                self._counts["retries"] += 1
-                tried.append(worker)
+                self._without(worker, tried)
             except BaseException:
                 worker.in_flight -= 1
                 raise
@@ -127,9 +187,12 @@ def _passed(headers: RawHeaders) -> tuple[list[tuple[bytes, bytes]], str | None]
     return passed, session
 
 
-def _with_key(headers: Iterable[tuple[bytes, bytes]], api_key: str) -> list[tuple[bytes, bytes]]:
-    others = [(name, value) for name, value in headers if name.lower() != b"authorization"]
-    return [*others, (b"Authorization", f"Bearer {api_key}".encode())]
+def _shown_to(worker: Worker, passed: RawHeaders) -> RawHeaders:
+    """The headers, with the worker's own key if it has one."""
+    if worker.api_key is None:
+        return passed
+    others = [(name, value) for name, value in passed if name.lower() != b"authorization"]
+    return [*others, (b"Authorization", f"Bearer {worker.api_key}".encode())]
 
 
 def end_to_end(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
@@ -187,6 +250,16 @@ class Connections:
         """Keeps the connection if the whole body was read, else closes it, which ends the worker's work."""
         self._free.release()
         self._pool.give_back(Origin.of(base), connection)
+
+    async def finish_half(self, base: str, head: Head) -> None:
+        """Does so for an answer whose head may be still to come, and of which nobody reads the rest."""
+        head.cancel()
+        await asyncio.wait({head})
+        if not head.cancelled() and head.exception() is None:
+            connection = head.result()
+            if connection.complete:
+                await connection.read()
+            self.finish(base, connection)
 
     def close(self) -> None:
         self._pool.close()

@@ -54,10 +54,8 @@ def test_these_do_not(words: list[str], message: str) -> None:
     assert line.startswith(message)
 
 
-def test_engines_that_only_prefill_need_the_stock_router() -> None:
-    assert found(halves=True) == []
-    (line,) = found(USE, halves=True)
-    assert line.startswith("--use-slime-router: knows no prefill and decode")
+def test_both_routers_have_engines_that_only_prefill() -> None:
+    assert found(halves=True) == found(USE, halves=True) == []
 
 
 def test_options_of_a_router_that_is_not_used_get_a_note() -> None:

@@ -32,8 +32,6 @@ def contradictions(args: Namespace) -> Iterator[str]:
             shown = option if isinstance(value, bool) else f"{option} {value}"
             wanted = f"--router-policy {SESSION_POLICY} at most"
             yield f"{shown}: sglang-router's, not of --use-slime-router (wanted: {wanted})"
-    if any(model.has_pd_disaggregation for model in args.served_models):
-        yield "--use-slime-router: knows no prefill and decode (wanted: the default, sglang-router)"
     if paths and args.slime_router_processes > 1:
         yield (
             f"--slime-router-processes {args.slime_router_processes}: each process would have its own "

@@ -80,8 +80,6 @@ def _bad_model(args: Namespace, model: ModelConfig) -> Iterator[str]:
         )
     if model.has_pd_disaggregation and kinds != {"prefill", "decode"}:
         yield f"{where}: has {' and '.join(sorted(kinds))} engines (wanted: prefill and decode, or regular)"
-    if model.has_pd_disaggregation and args.use_slime_router:
-        yield f"{where}: prefill and decode engines need sglang-router (wanted: without --use-slime-router)"
     if model.has_pd_disaggregation and args.colocate and args.offload_rollout:
         yield f"{where}: prefill and decode engines cannot release their memory (wanted: without --colocate)"
     yield from _bad_interval(args, where, model)
