@@ -79,7 +79,8 @@ DONE = {
     "router/serving.py: until_first: task.result": "a task that has ended",
     "training/conversion.py: split_train_data_by_dp: select": "rows of a batch",
     "weight_sync/floor.py: loopback_speed: server.accept": "the connection was made on the line before",
-    "weight_sync/transports/broadcast.py: _await_answers: answer.result": "after wait",
+    "weight_sync/transports/engine_group.py: await_answers: answer.result": "after wait",
+    "weight_sync/transports/engine_group.py: join_engines: joined.result": "after wait",
 }
 # The socket, the group or what runs at the other end has the limit.
 OTHER_END = {
@@ -103,9 +104,9 @@ OTHER_END = {
     "weight_sync/floor.py: send: sending.join": "its socket has one of 10 s",
     "weight_sync/floor.py: _receive: receiver.recv_into": "settimeout",
     "weight_sync/shards/exchange.py: run: work.wait": "the group's",
-    "weight_sync/transports/broadcast.py: join: init_process_group": "its timeout",
+    "weight_sync/transports/engine_group.py: join: init_process_group": "its timeout",
     "weight_sync/transports/broadcast.py: _broadcast: work.wait": "the group's",
-    "weight_sync/transports/broadcast.py: _abandon: work.wait": "the group's",
+    "weight_sync/transports/engine_group.py: _abandon: work.wait": "the group's",
     "weight_sync/transports/broadcast.py: _settle: under_way.result": "the clients' timeout, and the group's",
     "weight_sync/transports/session.py: each: future.result": "the clients' timeout",
     "weight_sync/transports/session.py: _require_flushed: flushed.result": "the clients' timeout",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slime.config.run import run_config
-from slime.weight_sync.transports import broadcast
+from slime.weight_sync.transports import broadcast, engine_group
 from slime.weight_sync.transports.broadcast import BroadcastTransport
 from tests.run_args import run_args
 
@@ -101,10 +101,11 @@ def test_a_run_does_not_take_the_name_of_a_group_that_another_has_left_in_an_eng
     """SGLang refuses a name that it knows, and a run that is killed does not say goodbye."""
     names = set()
     for _ in range(2):
-        module = _loaded_anew(broadcast)  # as in another process
+        module = _loaded_anew(engine_group)  # as in another process
         monkeypatch.setattr(module, "init_process_group", lambda *_: object())
         monkeypatch.setattr(module, "group_address", lambda urls: "127.0.0.1")
-        transport = module.BroadcastTransport(CONFIG)
+        monkeypatch.setattr(broadcast, "engine_group", module)
+        transport = BroadcastTransport(CONFIG)
         client = MagicMock()
         transport._engines = MagicMock(clients=[client], endpoints=[MagicMock(num_gpus=1)])
         transport._join()
@@ -120,14 +121,14 @@ def _loaded_anew(module):
     return anew
 
 
-def test_who_gives_no_answer_in_time_ends_the_wait(transport):
-    transport._timeout = timedelta(seconds=0.01)
+def test_who_gives_no_answer_in_time_ends_the_wait():
+    short = timedelta(seconds=0.01)
     answered, silent = [Future(), Future()], Future()
     for answer in answered:
         answer.set_result(None)
-    transport._await_answers(answered)
-    with pytest.raises(TimeoutError, match="1 of 2 members gave no answer"):
-        transport._await_answers([answered[0], silent])
+    engine_group.await_answers(answered, "weights", short)
+    with pytest.raises(TimeoutError, match="weight group weights: 1 of 2 members gave no answer"):
+        engine_group.await_answers([answered[0], silent], "weights", short)
 
 
 def _bucket(value):

@@ -10,7 +10,7 @@ import torch
 from slime.config.run import run_config
 from slime.weight_sync import floor
 from slime.weight_sync.floor import copy_speed, disk_speed, loopback_speed, probe_size
-from slime.weight_sync.transports import broadcast
+from slime.weight_sync.transports import engine_group
 from slime.weight_sync.transports.broadcast import BroadcastTransport
 from slime.weight_sync.transports.disk import DiskTransport
 from slime.weight_sync.transports.handle import HandleTransport
@@ -76,8 +76,8 @@ def test_a_handle_needs_two_copies(monkeypatch):
     [("127.0.0.1", "gloo", True), ("10.0.0.1", "gloo", False), ("127.0.0.1", "nccl", False)],
 )
 def test_a_group_is_probed_where_loopback_is_its_path(monkeypatch, host, backend, known):
-    monkeypatch.setattr(broadcast, "process_group_backend", lambda: backend)
-    monkeypatch.setattr(broadcast, "loopback_speed", float)
+    monkeypatch.setattr(engine_group, "process_group_backend", lambda: backend)
+    monkeypatch.setattr(engine_group, "loopback_speed", float)
     transport = _made(BroadcastTransport, update_weight_buffer_size=100)
     transport._engines = SimpleNamespace(endpoints=[SimpleNamespace(url=f"http://{host}:1")])
     assert transport.path_speed() == (100.0 if known else float("inf"))

@@ -1,14 +1,7 @@
 """Weights by broadcast over a process group that the trainer shares with the engines."""
 
-import contextlib
-import itertools
-import logging
-import math
-import threading
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from urllib.parse import urlsplit
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
@@ -16,17 +9,10 @@ import torch.distributed as dist
 from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors
 from slime.utils.accelerator import process_group_backend
-from slime.utils.addresses import is_loopback
-from slime.utils.distributed_utils import init_process_group
-from slime.utils.reserved_ports import reserve_port
 from slime.utils.tensor_bucket import FlatBuffer
-from slime.utils.types import EngineEndpoint
-from slime.weight_sync.agreement import group_address
-from slime.weight_sync.floor import loopback_speed, probe_size
 from slime.weight_sync.plan import WeightPlan
+from slime.weight_sync.transports import engine_group
 from slime.weight_sync.transports.session import SessionTransport, WriterClient
-
-logger = logging.getLogger(__name__)
 
 _LEAST_MEAN = 8 * 1024**2
 """Bytes of the tensors of a bucket, on average, from which on they are broadcast one by one.
@@ -67,11 +53,7 @@ class BroadcastTransport(SessionTransport):
         return config.weight_sync.update_weight_mode == "full"
 
     def path_speed(self) -> float:
-        """What a TCP connection carries, with gloo to engines on this machine."""
-        hosts = (urlsplit(endpoint.url).hostname or "" for endpoint in self._engines.endpoints)
-        if process_group_backend() != "gloo" or not all(map(is_loopback, hosts)):
-            return math.inf
-        return loopback_speed(probe_size(self._bucket_bytes, torch.device("cpu")))
+        return engine_group.path_speed(self._engines.endpoints, self._bucket_bytes)
 
     def prepare(self, bucket: NamedTensors, plan: WeightPlan) -> bool:
         if self._group is not None:
@@ -124,7 +106,7 @@ class BroadcastTransport(SessionTransport):
 
     def _carry_now(self, tensors: Sequence[torch.Tensor], announce: Callable[[WriterClient], None]) -> None:
         """Broadcasts tensors, of which every engine is told meanwhile."""
-        with _threads(len(self._engines.clients), "announce-bucket") as pool:
+        with engine_group.threads(len(self._engines.clients), "announce-bucket") as pool:
             answers = [pool.submit(announce, client) for client in self._engines.clients]
             self._broadcast(tensors, answers)
 
@@ -156,87 +138,27 @@ class BroadcastTransport(SessionTransport):
             RuntimeError: the group did not form in time.
         """
         if self._engines.endpoints:
-            self._form_group(self._engines.endpoints)
-
-    def _form_group(self, endpoints: Sequence[EngineEndpoint]) -> None:
-        address = group_address(endpoint.url for endpoint in endpoints)
-        port = reserve_port(address)
-        sizes = [endpoint.num_gpus for endpoint in endpoints]
-        offsets = dict(zip(self._engines.clients, itertools.accumulate(sizes, initial=1), strict=False))
-        world_size = 1 + sum(sizes)
-        # A name of its own: an engine of somebody else's holds that of an earlier run which was killed, and
-        # any engine one whose end it has missed.
-        name = self._group_name = f"slime-pp_0-{uuid.uuid4().hex}"
-        backend = process_group_backend()
-        logger.info("weight group %s: %d engines, world size %d", name, len(endpoints), world_size)
-
-        def invite(client: WriterClient) -> None:
-            client.init_weights_update_group(address, port, offsets[client], world_size, name, backend)
-
-        def join() -> None:
-            url = f"tcp://{address}:{port}"
-            self._group = init_process_group(backend, url, world_size, 0, name, self._timeout)
-
-        # Joining blocks until everyone is there: in a thread, so that a refusal is noticed at once.
-        with _threads(1 + len(endpoints), "join-weight-group") as pool:
-            answers = [pool.submit(invite, client) for client in self._engines.clients]
-            self._await_answers([pool.submit(join), *answers])
+            meeting = engine_group.new_meeting(self._engines.endpoints)
+            self._group_name = meeting.name
+            self._group = engine_group.join_engines(meeting, 0, self._engines, self._timeout)
 
     def _broadcast(self, tensors: Sequence[torch.Tensor], answers: list[Future[None]]) -> None:
         works = [dist.broadcast(tensor, src=0, group=self._group, async_op=True) for tensor in tensors]
         try:
-            self._await_answers(answers)
+            engine_group.await_answers(answers, self._group_name, self._timeout)
             for work in works:
                 work.wait()
                 del work
         except Exception:
             group, self._group, left = self._group, None, [*works]
-            threading.Thread(target=_abandon, args=(group, left), name="abandon-group", daemon=True).start()
+            engine_group.abandon(group, left)
             del group, left
             raise
         finally:
             works.clear()  # the traceback of a failure would keep them, and they the group's connections
-
-    def _await_answers(self, answers: list[Future[None]]) -> None:
-        """Returns when all have answered, raises as soon as one has failed."""
-        done, _ = wait(answers, timeout=self._timeout.total_seconds(), return_when=FIRST_EXCEPTION)
-        for answer in done:
-            answer.result()
-        if len(done) < len(answers):
-            raise TimeoutError(
-                f"weight group {self._group_name}: {len(answers) - len(done)} of {len(answers)} members gave "
-                f"no answer within {self._timeout.total_seconds():.0f} s"
-            )
 
 
 def _are_large(bucket: NamedTensors) -> bool:
     """Whether tensors of the host are worth a broadcast each."""
     known = all(tensor.device.type == "cpu" and tensor.dtype in _KNOWN_TO_GLOO for _, tensor in bucket)
     return known and sum(tensor.nbytes for _, tensor in bucket) >= _LEAST_MEAN * len(bucket)
-
-
-def _abandon(group: dist.ProcessGroup, works: list[dist.Work]) -> None:
-    """Leaves a group whose broadcasts failed, once they have ended here.
-
-    When one engine has died the others wait on for the bucket, and for nothing else, until this process
-    closes its connections: when nothing refers to the group or its work any more. One that refused leaves
-    the broadcast under way up to the time limit of the group.
-    """
-    with contextlib.suppress(RuntimeError):
-        group.abort()  # ends a broadcast over NCCL; gloo knows no such thing
-    while works:
-        work = works.pop(0)
-        with contextlib.suppress(RuntimeError):
-            work.wait()
-        del work  # it refers to the group
-    dist.destroy_process_group(group)
-
-
-@contextlib.contextmanager
-def _threads(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """A pool that is left at once: after a failure its threads wait for peers up to their own deadlines."""
-    pool = ThreadPoolExecutor(count, thread_name_prefix=name)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=False)
