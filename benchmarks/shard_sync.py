@@ -2,13 +2,15 @@
 
     python benchmarks/shard_sync.py [--sizes 10M 100M] [--repeats 5] [--output FILE]
 
-Two trainer processes (megatron-core, TP 2, float32) and one embedded engine with two ranks, as in a run with
---colocate. Both ways take turns in one run, so that ratios do not depend on the machine's mood: whole weights
-by handle, which trainer ranks gather and of which each hands over all; and what each of the engine's ranks
-keeps. An update is timed from the first bucket to continue, HTTP included; the pause, and the engine's own
-part of it, its commit, are told as well. Medians, after one update of each that does not count.
+Two trainer processes (megatron-core, TP 2, float32) and one embedded engine with two ranks. All ways take
+turns in one run, so that ratios do not depend on the machine's mood. As with --colocate: whole weights by
+handle, which trainer ranks gather and of which each hands over all; and what each of the engine's ranks
+keeps. As to engines elsewhere, over a process group: whole weights that rank 0 gathers and broadcasts; and
+what each of the engine's ranks keeps, from the rank that holds it. An update is timed from the first bucket
+to continue, HTTP included; the pause, and the engine's own part of it, its commit, are told as well. Medians,
+after one update of each that does not count.
 
-Bytes are those that all ranks handed over.
+Bytes are those that all ranks handed over; what is broadcast counts once.
 """
 
 import argparse
@@ -32,19 +34,23 @@ from tests.megatron_harness import make_args, run_ranks  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "shard_sync.json"
 WHOLE, SHARDS = "whole weights", "from rank to rank"
+WHOLE_ELSEWHERE, SHARDS_ELSEWHERE = "whole weights, elsewhere", "from rank to rank, elsewhere"
+PAIRS = {SHARDS: WHOLE, SHARDS_ELSEWHERE: WHOLE_ELSEWHERE}
 
 
 def updates(
     rank: int, args: Any, endpoint: EngineEndpoint, repeats: int
 ) -> dict[str, list[dict[str, float]]]:
-    """What each update of both ways took on this rank."""
+    """What each update of all ways took on this rank."""
     import torch.distributed as dist
 
     from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
     from slime.backends.megatron_utils.initialize import init
     from slime.backends.megatron_utils.model_provider import get_model
     from slime.config.run import run_config
+    from slime.weight_sync.transports.broadcast import BroadcastTransport
     from slime.weight_sync.transports.handle import HandleTransport
+    from slime.weight_sync.transports.shard_group import ShardGroupTransport
     from slime.weight_sync.transports.shards import ShardTransport
     from slime.weight_sync.update import WeightUpdate
 
@@ -52,9 +58,11 @@ def updates(
     init(config)
     model = get_model(config)
     load_hf_weights(args, model, args.hf_checkpoint)
+    kinds = {WHOLE: HandleTransport, SHARDS: ShardTransport}
+    kinds |= {WHOLE_ELSEWHERE: BroadcastTransport, SHARDS_ELSEWHERE: ShardGroupTransport}
     ways = {
-        WHOLE: WeightUpdate(config, HfWeights(args, model), [HandleTransport(config)], writer="one"),
-        SHARDS: WeightUpdate(config, HfWeights(args, model), [ShardTransport(config)], writer="one"),
+        name: WeightUpdate(config, HfWeights(args, model), [kind(config)], writer="one")
+        for name, kind in kinds.items()
     }
     for update in ways.values():
         update.connect([endpoint])
@@ -84,12 +92,13 @@ def run(size: str, repeats: int, directory: Path) -> dict[str, Any]:
         engine.kill()
         engine.wait()
     rows = {}
-    for name in (WHOLE, SHARDS):
+    for name in (*PAIRS, *PAIRS.values()):
         first = ranks[0][name]  # rank 0 speaks to the engine
         rows[name] = {key: statistics.median(one[key] for one in first) for key in first[0]}
         rows[name]["bytes"] = sum(taken[name][-1]["bytes"] for taken in ranks)
-    for key in ("wall_s", "pause_s", "transfer_s", "commit_s"):
-        rows[SHARDS][f"{key}_over_whole"] = rows[SHARDS][key] / rows[WHOLE][key]
+    for shards, whole in PAIRS.items():
+        for key in ("wall_s", "pause_s", "transfer_s", "commit_s"):
+            rows[shards][f"{key}_over_whole"] = rows[shards][key] / rows[whole][key]
     return rows
 
 
@@ -108,9 +117,9 @@ def main() -> None:
     for size, rows in results.items():
         for name, row in rows.items():
             print(
-                f"{size:>5} {name:<18} {row['bytes'] / 1e6:8.1f} MB, {row['wall_s'] * 1e3:.1f} ms, "
+                f"{size:>5} {name:<28} {row['bytes'] / 1e6:8.1f} MB, {row['wall_s'] * 1e3:.1f} ms, "
                 f"pause {row['pause_s'] * 1e3:.1f} ms, commit {row['commit_s'] * 1e3:.1f} ms"
-                + (f", {row['wall_s_over_whole']:.2f} of whole weights" if name == SHARDS else "")
+                + (f", {row['wall_s_over_whole']:.2f} of whole weights" if name in PAIRS else "")
             )
 
 

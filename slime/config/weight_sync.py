@@ -56,7 +56,7 @@ class WeightSyncConfig:
     )
     update_weight_transport: Literal["nccl", "shards", "disk", "nixl"] = flag(
         "nccl",
-        help="nccl: process group (nccl or gloo), or shared memory when colocated; shards: that memory, to "
+        help="nccl: process group (nccl or gloo), or shared memory when colocated; shards: over these, to "
         "each engine rank what it keeps; disk: checkpoints in --update-weight-disk-dir; nixl: the embedded "
         "engine reads the trainer's memory (extra nixl)",
     )

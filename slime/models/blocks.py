@@ -65,6 +65,12 @@ class Block(NamedTuple):
         column = self.column + part.columns.start - self.area.columns.start
         return Area(range(row, row + len(part.rows)), range(column, column + len(part.columns)))
 
+    def origin(self, part: Area) -> Area:
+        """The part of the area that a part of the other tensor is of; the reverse of `place`."""
+        row = self.area.rows.start + part.rows.start - self.row
+        column = self.area.columns.start + part.columns.start - self.column
+        return Area(range(row, row + len(part.rows)), range(column, column + len(part.columns)))
+
 
 def matrix_size(shape: tuple[int, ...]) -> tuple[int, int]:
     """Rows and columns of a tensor of that shape."""

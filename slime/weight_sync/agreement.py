@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from slime.config.cluster import ClusterConfig
 from slime.config.weight_update import WeightUpdateConfig
 from slime.utils.addresses import get_host_info, is_loopback
 
+T = TypeVar("T")
 _BEFORE_OTHERS = 0.75
 
 
@@ -34,6 +36,12 @@ def answer_limit(config: WeightUpdateConfig, loads_all: bool = False) -> float:
         return limit
     earlier = _BEFORE_OTHERS * limit
     return earlier if loads_all else min(earlier, faults.rollout_engine_hang_timeout)
+
+
+def peer_limit(config: WeightUpdateConfig) -> timedelta:
+    """How long a rank waits for engines that others speak to, who give them up no later than that."""
+    first = min(_BEFORE_OTHERS * wait_limit(config.cluster).total_seconds(), answer_limit(config))
+    return timedelta(seconds=first)
 
 
 def group_address(urls: Iterable[str] = ()) -> str:
@@ -78,13 +86,21 @@ class RankAgreement:
             if outcome is not None:
                 raise RuntimeError(f"weight sync, step {name!r}: rank {rank} failed: {outcome}")
 
-    def of_first(self, value: str) -> str:
+    def of_first(self, name: str, value: T) -> T:
         """What rank 0 has, on every rank.
 
         Raises:
             TimeoutError: another rank did not say in time.
         """
-        return value if dist.get_world_size() == 1 else str(self._exchange("name of the trainer", value)[0])
+        return self.of_all(name, value)[0]
+
+    def of_all(self, name: str, value: T) -> list[T]:
+        """What each rank has, on every rank.
+
+        Raises:
+            TimeoutError: another rank did not say in time.
+        """
+        return [value] if dist.get_world_size() == 1 else cast("list[T]", self._exchange(name, value))
 
     def any_rank(self, name: str, own: bool) -> bool:
         """Whether it is so on one of the ranks.
@@ -92,7 +108,7 @@ class RankAgreement:
         Raises:
             TimeoutError: another rank did not say in time.
         """
-        return own if dist.get_world_size() == 1 else any(self._exchange(name, own))
+        return any(self.of_all(name, own))
 
     def _exchange(self, name: str, own: object, failure: BaseException | None = None) -> list[object]:
         outcomes: list[object] = [None] * dist.get_world_size()

@@ -116,6 +116,10 @@ class WeightPlan:
         """The names of the source's tensors, before filters."""
         return [tensor.name for tensor in self._source.manifest()]
 
+    def bucket_bytes(self, parts: int) -> int:
+        """The most bytes of one of so many buckets that are there at once."""
+        return max(self._max_bytes // parts, 1)
+
     def begin(self, prepare: Prepare | None, parts: int = 1) -> "Passage":
         """Gathers the first bucket, in step with the other ranks of the source.
 
@@ -126,7 +130,7 @@ class WeightPlan:
         Raises:
             ValueError: a filter cannot do with a tensor.
         """
-        gathered = self._measured("gather", self._source.buckets(max(self._max_bytes // parts, 1)))
+        gathered = self._measured("gather", self._source.buckets(self.bucket_bytes(parts)))
         converted = None if prepare is None else self._measured("convert", self._converted(gathered))
         passage = Passage(gathered, converted, prepare or _as_it_is, self._spans)
         passage.prepare_next()

@@ -65,13 +65,18 @@ class SentTensors:
                 raise RuntimeError(f"{where}: checksum {held} (wanted: {sent}, as sent)")
 
 
-def require_ranks_hold(engines: Sequence[EngineClient], sent: Sequence[Sequence[Digests]]) -> None:
+def require_ranks_hold(
+    engines: Sequence[EngineClient],
+    sent: Sequence[Sequence[Digests]],
+    asked: Mapping[str, Any] = _OF_EACH_RANK,
+) -> None:
     """Compares the tensors of each rank of each engine with those that were sent to it.
 
     Servers that tell no formats, as SGLang, are held against each other alone, and must have all names.
 
     Args:
         sent: by engine and rank.
+        asked: for what they hold.
 
     Raises:
         RuntimeError: names the first tensor that a rank holds otherwise, or that no update brought it.
@@ -79,7 +84,7 @@ def require_ranks_hold(engines: Sequence[EngineClient], sent: Sequence[Sequence[
     answers = [engine.weights_checker("checksum")["ranks"] for engine in engines]
     for engine, wanted, ranks in zip(engines, sent, answers, strict=True):
         own = all("dtypes" in rank for rank in ranks)
-        held = engine.request("POST", "/weights_checker", _OF_EACH_RANK)["ranks"] if own else ranks
+        held = engine.request("POST", "/weights_checker", dict(asked))["ranks"] if own else ranks
         for number, (digests, rank) in enumerate(zip(wanted, held, strict=True)):
             where = f"engine {engine.endpoint.url}, rank {number}"
             _require_names(where, digests, rank["checksums"], all_of_them=own)

@@ -20,7 +20,6 @@ from slime.weight_sync.filters.pairs import WholePairs
 from slime.weight_sync.plan import Passage, WeightPlan
 from slime.weight_sync.report import SyncReport
 from slime.weight_sync.shards.plan import ShardPlan
-from slime.weight_sync.shards.source import EngineShards
 from slime.weight_sync.transports import transports_of
 from slime.weight_sync.transports.adapters import AdapterTransport
 from slime.weight_sync.transports.transport import Transport
@@ -71,6 +70,7 @@ class Route:
             ValueError: no transport reaches an engine, or the plan cannot do with one.
         """
         remaining, self.serving, self._passage = list(endpoints), [], None
+        self.plan.connect(endpoints)
         for transport in self.transports:
             served = [endpoint for endpoint in remaining if transport.accepts(endpoint)]
             remaining = [endpoint for endpoint in remaining if endpoint not in served]
@@ -79,7 +79,6 @@ class Route:
             transport.connect(served)
         if remaining:
             raise ValueError(f"no transport reaches the engines {[e.url for e in remaining]}")
-        self.plan.connect(endpoints)
         for transport in self.serving:
             if transport not in self._speeds and dist.get_rank() in transport.source_ranks():
                 self._speeds[transport] = transport.path_speed()
@@ -117,7 +116,10 @@ class Route:
     def carry(self) -> int:
         """Gathers and sends; returns the bytes that this rank handed over."""
         passage, self._passage = self._passage, None
-        return 0 if passage is None else passage.carry(self._send if self.sends else None)
+        sent = 0 if passage is None else passage.carry(self._send if self.sends else None)
+        for transport in self.serving if self.sends else ():
+            transport.settle()
+        return sent
 
     def _send(self, bucket: NamedTensors, is_last: bool) -> int:
         sent = 0
@@ -172,8 +174,9 @@ class WeightUpdate:
         self._spans = SpanList() if spans is None else spans
         transports = transports_of(config) if transports is None else transports
         notes, spans = sync.check_weight_checksums, self._spans
-        if any(transport.takes_shards for transport in transports):
-            shards = EngineShards(cast(ShardedWeights, weights), wait_limit(config.cluster))
+        timeout, sharded = wait_limit(config.cluster), cast(ShardedWeights, weights)
+        shards = next(filter(None, (each.shards_of(sharded, timeout) for each in transports)), None)
+        if shards is not None:
             plan: WeightPlan = ShardPlan(shards, size, notes, spans)
         else:
             plan = WeightPlan(weights, filters, size, notes, spans)
@@ -182,10 +185,10 @@ class WeightUpdate:
             beside = WeightPlan(one.weights, [], size, spans=self._spans)
             self._routes.append(Route(beside, [AdapterTransport(config, one.config, plan, one.name)]))
         self._has_base = False
-        self._ranks = RankAgreement(wait_limit(config.cluster))
-        writer = self._ranks.of_first(writer or new_writer())
+        self._ranks = RankAgreement(timeout)
+        writer = self._ranks.of_first("name of the trainer", writer or new_writer())
         for transport in self._transports:
-            transport.spans, transport.writer = self._spans, writer
+            transport.spans, transport.writer, transport.agreement = self._spans, writer, self._ranks
 
     @property
     def _transports(self) -> list[Transport]:

@@ -174,14 +174,9 @@ def test_weights_go_from_rank_to_rank_where_engines_share_the_trainers_gpus(word
 @pytest.mark.parametrize(
     ("others", "said"),
     [
-        (ENGINES, "without --colocate, by which engines share the trainer's memory (wanted: nccl)"),
         (dict(update_weight_mode="delta"), "with --update-weight-mode delta (wanted: full)"),
         (dict(train_backend="fsdp"), "with --train-backend fsdp, whose ranks hold no slices of weights that"),
         (dict(rollout_num_gpus=2), "engines take 2 GPUs, and the trainer has 1 of them (wanted: no engine"),
-        (
-            dict(rollout_external_engine_addrs=["http://127.0.0.1:1"]),
-            "with --rollout-external-engine-addrs, on GPUs of their own (wanted: nccl or disk)",
-        ),
         (
             dict(actor_num_gpus_per_node=3, rollout_num_gpus=3, rollout_num_gpus_per_engine=3),
             "engines of 3 ranks: do not divide num_attention_heads",
@@ -191,6 +186,18 @@ def test_weights_go_from_rank_to_rank_where_engines_share_the_trainers_gpus(word
 def test_what_cannot_go_from_rank_to_rank_is_refused(words, refusals, others, said):
     found = refusals(words(**{**SHARDS, **others}))
     assert any(line.startswith(FROM_RANK + said) for line in found), found
+
+
+def test_weights_go_from_rank_to_rank_to_engines_elsewhere_but_not_to_sglang_s(words):
+    elsewhere = {**SHARDS, **ENGINES}
+    args = validated_args(words(**elsewhere))
+    assert args.update_weight_transport == "shards" and not args.colocate
+    args.rollout_engine = "sglang"
+    said = "with --rollout-engine sglang and without --colocate, whose ranks receive only what one rank"
+    (line,) = bad_shards(args)
+    assert line.startswith(FROM_RANK + said)
+    args.rollout_external = True  # a server says what it is when it is asked
+    assert not list(bad_shards(args))
 
 
 @pytest.mark.parametrize(

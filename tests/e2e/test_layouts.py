@@ -25,6 +25,11 @@ LAYOUTS = {
         *("--tensor-model-parallel-size", 2, "--sequence-parallel"),
         *("--update-weight-transport", "shards", "--check-weight-checksums"),
     ],
+    "TP 2, an engine of two ranks elsewhere, from rank to rank": [
+        *("--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 2, "--rollout-num-gpus-per-engine", 2),
+        *("--tensor-model-parallel-size", 2, "--sequence-parallel"),
+        *("--update-weight-transport", "shards", "--check-weight-checksums"),
+    ],
     "colocated TP 2, adapters, one engine": [
         *("--colocate", "--actor-num-gpus-per-node", 2, "--rollout-num-gpus", 1),
         *("--tensor-model-parallel-size", 2, "--lora-rank", 8, "--lr", 1e-2),

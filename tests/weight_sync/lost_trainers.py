@@ -19,12 +19,12 @@ from slime.utils.types import EngineEndpoint
 from slime.weight_sync.update import AdapterWeights, WeightUpdate
 from tests.run_args import run_args
 from tests.weight_sync.disk_faults import Disk
-from tests.weight_sync.test_messages import Source
+from tests.weight_sync.test_messages import CHOICES, Source
 
 RANK = 4
 REPLACED = "has taken its place"
 TAKES_BACK = "it takes the engine back"
-FLAG = {"disk": "disk", "delta": "disk", "nixl": "nixl"}
+FLAG = {"nixl": "nixl", **CHOICES}
 Sent = list[tuple[int, str]]
 """Versions, and the checkpoints that they are."""
 
@@ -96,7 +96,7 @@ def adapter_of(version: int) -> dict[str, torch.Tensor]:
 def send(rank: int, url: str, sent: Sent, flags: dict, loss: Loss | None, of_files: bool = False) -> int:
     """Gives an engine some versions; returns how many steps that took. Adapters are of the first base."""
     dist.init_process_group("gloo")
-    config, source, adapter = run_config(run_args(**flags)), Source({}), Source({})
+    config, source, adapter = run_config(run_args(**flags)), Source({}, sent[0][1]), Source({})
     has_adapter = config.lora.lora_rank > 0
     beside = [AdapterWeights(adapter, config.lora)] if has_adapter else []
     update = WeightUpdate(config, source, adapters=beside)

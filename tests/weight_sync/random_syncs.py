@@ -29,7 +29,7 @@ from tests.engines.in_process import InProcessEngine
 from tests.families import tiny_family
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf
 from tests.weight_sync.reference_formats import BLOCK, GROUP, reference_checkpoint
-from tests.weight_sync.sync_draws import ON_DISK, WITH_EXPERTS, Draw
+from tests.weight_sync.sync_draws import FROM_RANKS, ON_DISK, WITH_EXPERTS, Draw
 from tools.convert_hf_to_fp8 import main as to_fp8
 from tools.convert_hf_to_int4 import main as to_int4
 from tools.convert_hf_to_mxfp4 import main as to_mxfp4
@@ -213,7 +213,7 @@ def _args(one: Draw, checkpoint: Path, served: Path, versions: Path) -> Any:
         layout |= {"expert_model_parallel_size": one.expert, "expert_tensor_parallel_size": 1}
         layout |= {"moe_router_load_balancing_type": ["none"], "moe_aux_loss_coeff": [0.0]}
     dtype = FLOATS[one.trains_in]
-    choice = "disk" if one.transport in ON_DISK else "shards" if one.transport == "shards" else "nccl"
+    choice = "disk" if one.transport in ON_DISK else "shards" if one.transport in FROM_RANKS else "nccl"
     sync = {
         "colocate": one.transport.startswith(("handle", "shards")),
         "update_weight_buffer_size": one.bucket,

@@ -3,9 +3,10 @@
 import random
 from dataclasses import dataclass, replace
 
-TRANSPORTS = ("handle", "broadcast", "handle and broadcast", "disk", "delta", "group delta", "shards")
+FROM_RANKS = ("shards", "shard group")
+TRANSPORTS = ("handle", "broadcast", "handle and broadcast", "disk", "delta", "group delta", *FROM_RANKS)
 ON_DISK = ("disk", "delta")
-MERGED = (*ON_DISK, "group delta", "shards")
+MERGED = (*ON_DISK, "group delta", *FROM_RANKS)
 """A folder has no place for adapters beside the base, with them nothing of the base changes, and ranks of
 engines do not share them."""
 MODELS = ("qwen3", "llama", "qwen3_moe")
@@ -61,7 +62,7 @@ def draw(seed: int, transport: str | None = None, most_ranks: int = 4) -> Draw:
             break
     expert = rng.choice((1, 2)) if model == "qwen3_moe" and tensor * data > 1 else 1
     forms = ("plain", "fp8", "int4") if model == "qwen3_moe" else ("plain", "fp8")  # int4 is for experts
-    forms = ("plain",) if transport == "shards" else forms
+    forms = ("plain",) if transport in FROM_RANKS else forms
     engines = rng.choice((1, 2))
     if transport in ("handle", "shards"):
         engines = min(engines, tensor * pipeline * data)
@@ -96,7 +97,7 @@ def _with_engine_ranks(one: Draw) -> Draw:
 
 def _on_a_backend(one: Draw, rng: random.Random, most_ranks: int) -> Draw:
     """Returns the setting with what only one of the backends has."""
-    if rng.random() < 0.3 and one.transport != "shards":
+    if rng.random() < 0.3 and one.transport not in FROM_RANKS:
         alone = {"tensor": 1, "pipeline": 1, "virtual": False, "expert": 1}
         adapted = _with_adapters(one, random.Random(f"{one.seed} fsdp"))
         return replace(adapted, backend="fsdp", data=min(one.ranks, 2), engines=min(one.engines, 2), **alone)
@@ -113,7 +114,7 @@ def _with_adapters(one: Draw, rng: random.Random) -> Draw:
 def _with_sinks(one: Draw) -> Draw:
     """Returns now and then, in the place of another model with experts, the one that MXFP4 is for."""
     rng = random.Random(f"{one.seed} gpt_oss")
-    others = one.backend != "megatron" or one.context > 1 or one.transport == "shards"
+    others = one.backend != "megatron" or one.context > 1 or one.transport in FROM_RANKS
     if one.model != "qwen3_moe" or others or rng.random() < 0.5:
         return one
     return replace(one, model="gpt_oss", tied=False, form=rng.choice(("plain", "mxfp4")))

@@ -32,7 +32,7 @@ WHEN = ("before", "under way", "answered")
 ENDS_WITHIN_S = 240
 """How long trainers have that have lost another rank, or come back: minutes, as the machine may be busy."""
 NIXL = pytest.param("nixl", marks=needs_nixl)
-TRANSPORTS = ["handle", "broadcast", "disk", "delta", "group delta", "adapters", NIXL]
+TRANSPORTS = ["handle", "broadcast", "disk", "delta", "group delta", "shard group", "adapters", NIXL]
 
 
 def every(short):
@@ -146,7 +146,7 @@ def test_so_it_does_when_it_was_killed_while_it_wrote(transport, every, trial):
         at.require("2", step)
 
 
-@pytest.mark.parametrize("transport", ["handle", *longer("broadcast", "disk", "adapters")])
+@pytest.mark.parametrize("transport", ["handle", "shard group", *longer("broadcast", "disk", "adapters")])
 @every(11)
 def test_a_rank_that_loses_another_one_ends_by_name_and_leaves_no_mixture(transport, every, trial):
     at = trial(transport)
@@ -158,7 +158,9 @@ def test_a_rank_that_loses_another_one_ends_by_name_and_leaves_no_mixture(transp
         at.require("2", step)
 
 
-@pytest.mark.parametrize("transport", ["broadcast", *longer("handle", "group delta", "disk", "adapters")])
+@pytest.mark.parametrize(
+    "transport", ["broadcast", *longer("handle", "group delta", "shard group", "disk", "adapters")]
+)
 @every(9)
 def test_a_successor_that_is_lost_as_well_leaves_no_mixture(transport, every, trial):
     """The first one dies with some of its second version given, the second one anywhere."""
@@ -175,7 +177,8 @@ def test_a_successor_that_is_lost_as_well_leaves_no_mixture(transport, every, tr
 
 @pytest.mark.parametrize("of_files", [False, *longer(True)])
 @pytest.mark.parametrize(
-    "transport", ["handle", "broadcast", *longer("disk", "delta", "group delta", "adapters"), NIXL]
+    "transport",
+    ["handle", "broadcast", *longer("disk", "delta", "group delta", "shard group", "adapters"), NIXL],
 )
 @every(17)
 def test_one_that_was_stopped_and_comes_back_is_kept_out_by_name(transport, of_files, every, trial, tmp_path):

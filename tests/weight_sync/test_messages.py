@@ -10,9 +10,12 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from slime.backends.embedded_engine.engine import Engine
+from slime.backends.embedded_engine.model_config import ModelConfig
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.config.run import run_config
-from slime.training.weights import TensorInfo
+from slime.models.blocks import Block, whole
+from slime.models.served_layout import served_layout
+from slime.training.weights import HeldTensor, TensorInfo
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.update import WeightUpdate
 from tests.engines.embedded import Server
@@ -24,8 +27,10 @@ pytestmark = pytest.mark.slow
 
 HERE = ("handle", "disk", "delta")
 """Transports over which an engine of the same process is reached."""
-ELSEWHERE = ("broadcast", "group delta")
+ELSEWHERE = ("broadcast", "group delta", "shard group")
 TRANSPORTS = (*HERE, *[pytest.param(one, marks=pytest.mark.nightly) for one in ELSEWHERE])
+CHOICES = {"disk": "disk", "delta": "disk", "shard group": "shards"}
+"""The ``--update-weight-transport`` of those that are not for nccl."""
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 UPDATE = ("pause", "flush", "begin_weight", "update_weights", "end_weight", "continue", "pull")
 
@@ -35,8 +40,8 @@ class Source:
 
     ranks, rounding = frozenset({0}), 0.0
 
-    def __init__(self, weights):
-        self.weights = weights
+    def __init__(self, weights, served=None):
+        self.weights, self._served = weights, served
 
     def manifest(self):
         return [TensorInfo(name, tuple(t.shape), t.dtype) for name, t in self.weights.items()]
@@ -46,6 +51,18 @@ class Source:
         third = -(-len(pairs) // 3)
         for start in range(0, len(pairs), third):
             yield pairs[start : start + third]
+
+    def held(self):
+        return [
+            HeldTensor(name, tuple(t.shape), t.dtype, (Block(name, whole(tuple(t.shape)), 0),))
+            for name, t in self.weights.items()
+        ]
+
+    def parts(self):
+        return self.weights.__getitem__
+
+    def served(self, rank, size):
+        return served_layout(ModelConfig.from_directory(self._served).shape, None, rank, size)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -131,14 +148,14 @@ def made(checkpoints, tmp_path):
             distributed_timeout_minutes=1,
             colocate=transport == "handle",
             update_weight_buffer_size=1,
-            update_weight_transport="disk" if transport in ("disk", "delta") else "nccl",
+            update_weight_transport=CHOICES.get(transport, "nccl"),
             update_weight_mode="delta" if "delta" in transport else "full",
             update_weight_disk_dir=str(tmp_path / "versions"),
             update_weight_local_checkpoint_dir=str(tmp_path / "local") if transport == "delta" else None,
             synced_checkpoint=str(checkpoints[0]),
             **options,
         )
-        source = Source(load_file(checkpoints[1] / "model.safetensors"))
+        source = Source(load_file(checkpoints[1] / "model.safetensors"), checkpoints[0])
         return WeightUpdate(run_config(args), source), source
 
     return make
@@ -192,7 +209,7 @@ def train(source, checkpoints):
     [
         *[("handle", "abort"), ("handle", "in_place"), ("disk", "abort"), ("delta", "in_place")],
         *[pytest.param("broadcast", mode, marks=pytest.mark.nightly) for mode in ("abort", "in_place")],
-        pytest.param("group delta", "abort", marks=pytest.mark.nightly),
+        *[pytest.param(one, "abort", marks=pytest.mark.nightly) for one in ("group delta", "shard group")],
     ],
 )
 def test_no_engine_computes_with_a_mixture(transport, mode, made, engines, said, checkpoints):

@@ -8,7 +8,7 @@ from tests.weight_sync.sync_draws import TRANSPORTS, draw
 pytestmark = pytest.mark.slow
 
 SEEDS = [("handle", 58), ("handle", 24), ("broadcast", 50), ("disk", 18), ("delta", 76), ("disk", 84)]
-SEEDS += [("group delta", 137), ("shards", 13)]
+SEEDS += [("group delta", 137), ("shards", 13), ("shard group", 13)]
 
 
 def test_engines_hold_and_say_what_fresh_ones_do_after_each_of_a_row_of_syncs(tmp_path):
@@ -24,6 +24,7 @@ def test_engines_hold_and_say_what_fresh_ones_do_after_each_of_a_row_of_syncs(tm
         ("handle", 2),
         ("broadcast", 2),
         ("shards", 2),
+        ("shard group", 2),
         ("disk", 1),
     }
     with row_of_syncs(tmp_path) as row:

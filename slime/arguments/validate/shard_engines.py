@@ -43,17 +43,18 @@ def bad_shards(args: Namespace) -> Iterator[str]:
         )
         return
     yield from _bad_model(args)
-    if args.rollout_engine == "sglang":
+    if args.rollout_engine == "sglang" and args.colocate:
         yield from _bad_in_sglang(args)
 
 
 def _bad_run(args: Namespace) -> Iterator[str]:
     if args.update_weight_mode != "full":
         yield f"{NAME}: with --update-weight-mode {args.update_weight_mode} (wanted: full)"
-    if args.rollout_external:
-        yield f"{NAME}: with --rollout-external-engine-addrs, on GPUs of their own (wanted: nccl or disk)"
-    elif not args.colocate:
-        yield f"{NAME}: without --colocate, by which engines share the trainer's memory (wanted: nccl)"
+    if not args.colocate and args.rollout_engine == "sglang" and not args.rollout_external:
+        yield (
+            f"{NAME}: with --rollout-engine sglang and without --colocate, whose ranks receive only what one "
+            "rank broadcasts to all (wanted: the embedded engine, or nccl)"
+        )
     if args.enable_mtp_training:
         yield f"{NAME}: with --enable-mtp-training, whose layers engines have as a draft (wanted: nccl)"
     trainer, engines = args.trainer_world_size, _gpus_of_engines(args)

@@ -4,7 +4,7 @@ Here each weight is there once, whatever the number of ranks. What several ranks
 of each a part of its rows, so that what arrives at one alone is seen.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 import torch
@@ -66,22 +66,34 @@ class ServedShards:
         return names
 
     def _check(self, rank: int, name: str, tensor: torch.Tensor) -> None:
-        wanted = self._ranks[rank].get(name)
-        if wanted is None:
-            raise BadRequest(f"tensor {name!r}: a rank of this model has none of that name")
+        wanted = self.tensor(rank, name)
         if tuple(tensor.shape) != wanted.shape:
             raise BadRequest(f"tensor {name!r}: shape {list(tensor.shape)} (wanted: {list(wanted.shape)})")
-        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize == 1:
-            raise BadRequest(
-                f"tensor {name!r}: {tensor.dtype} (wanted: a floating point dtype of 16 bits or more)"
-            )
+        require_float(name, tensor.dtype)
+
+    def tensor(self, rank: int, name: str) -> ServedTensor:
+        """
+        Raises:
+            BadRequest: a rank has none of that name.
+        """
+        if name not in self._ranks[rank]:
+            raise BadRequest(f"tensor {name!r}: a rank of this model has none of that name")
+        return self._ranks[rank][name]
+
+    def names(self, rank: int) -> Iterable[str]:
+        """The tensors that a rank has."""
+        return self._ranks[rank]
 
     def _copy(self, rank: int, block: Block, matrix: torch.Tensor) -> None:
         """Copies what this rank gives of a block."""
+        area = self.given(rank, block)
+        area.of(as_matrix(self._parameters.named[block.name])).copy_(block.place(area).of(matrix))
+
+    def given(self, rank: int, block: Block) -> Area:
+        """What a rank gives of a weight that it holds a block of."""
         holders = self._holders[block.name, block.area]
         part = _share(block.area.rows, holders.index(rank), len(holders))
-        area = Area(part, block.area.columns)
-        area.of(as_matrix(self._parameters.named[block.name])).copy_(block.place(area).of(matrix))
+        return Area(part, block.area.columns)
 
     def checksums(self) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
         """Checksums of each rank's tensors by name, and their formats.
@@ -91,17 +103,27 @@ class ServedShards:
         """
         self._parameters.require_memory()
         for tensors in self._ranks:
-            held = {name: self._held(tensor) for name, tensor in tensors.items()}
+            held = {name: self.held(tensor) for name, tensor in tensors.items()}
             digests = {name: tensor_digest(tensor) for name, tensor in held.items()}
             yield digests, {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in held.items()}
 
-    def _held(self, tensor: ServedTensor) -> torch.Tensor:
+    def held(self, tensor: ServedTensor) -> torch.Tensor:
+        """A tensor of a rank, by what the engine computes with."""
         config = self._parameters.config
         found = torch.zeros(tensor.shape, dtype=config.dtype, device=config.device)
         for block in tensor.blocks:
             source = as_matrix(self._parameters.named[block.name])
             block.place(block.area).of(as_matrix(found)).copy_(block.area.of(source))
         return found
+
+
+def require_float(name: str, dtype: torch.dtype) -> None:
+    """
+    Raises:
+        BadRequest: weights cannot come in this format.
+    """
+    if not dtype.is_floating_point or dtype.itemsize == 1:
+        raise BadRequest(f"tensor {name!r}: {dtype} (wanted: a floating point dtype of 16 bits or more)")
 
 
 def _share(rows: range, number: int, count: int) -> range:

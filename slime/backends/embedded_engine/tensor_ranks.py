@@ -4,13 +4,14 @@ The ranks share one process, which computes with the slices joined. So what arri
 another order than at the others, is seen in what is generated, as on servers with a process for each rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from slime.backends.embedded_engine.errors import BadRequest
-from slime.utils.tensor_bucket import FlattenedTensorBucket
+from slime.utils.tensor_bucket import FlattenedTensorBucket, FlattenedTensorMetadata
 
 Named = list[tuple[str, torch.Tensor]]
 
@@ -30,6 +31,22 @@ def joined(ranks: Sequence[Named]) -> Named:
         return first
     columns = zip(*ranks, strict=True)
     return [(column[0][0], _from_slices([tensor for _, tensor in column])) for column in columns]
+
+
+def tensors_of(flat: torch.Tensor, entries: list[FlattenedTensorMetadata]) -> Named:
+    """The tensors that lie in a buffer, whose memory they share."""
+    return FlattenedTensorBucket(flattened_tensor=flat, metadata=entries).reconstruct_tensors()
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Has the client told what is wrong with what it sent."""
+    try:
+        yield
+    except BadRequest:
+        raise
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
 
 
 def require_alike(ranks: Sequence[Named]) -> None:

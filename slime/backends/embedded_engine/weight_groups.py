@@ -1,8 +1,9 @@
-"""Process groups over which a trainer broadcasts weights."""
+"""Process groups over which trainers send weights."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,8 +15,16 @@ from slime.utils.distributed_utils import init_process_group, join_again
 _TIMEOUT = timedelta(seconds=300)
 
 
+class Incoming(NamedTuple):
+    """Memory of a rank of this engine for what another member of a group sends."""
+
+    rank: int
+    source: int
+    memory: torch.Tensor
+
+
 class WeightGroups:
-    """Named groups in which rank 0 is the trainer, and this engine has a receiver for each of its ranks.
+    """Named groups of trainer ranks, which come first, and a receiver for each of this engine's ranks.
 
     Args:
         device: the engine's.
@@ -124,6 +133,14 @@ class WeightGroups:
                 works.pop(0).wait()
         finally:
             works.clear()  # the traceback of a failure would keep them, and they the group's connections
+
+    def has(self, name: str) -> bool:
+        return name in self._groups
+
+    def begin_receiving(self, name: str, messages: Iterable[Incoming]) -> list[dist.Work]:
+        """Begins to fill memory of ranks with what other members of the group send them, in order."""
+        ranks = self._ranks(name)
+        return [ranks[one.rank].recv([one.memory], one.source, 0) for one in messages]
 
     def _ranks(self, name: str) -> list[dist.ProcessGroup]:
         if name not in self._groups:

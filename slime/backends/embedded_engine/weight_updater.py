@@ -1,7 +1,5 @@
 """Weight updates: the session, and the ways weights come in. Runs on the engine thread."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -11,19 +9,14 @@ from slime.backends.embedded_engine.engine import Engine
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.kept_memory import KeptMemory
 from slime.backends.embedded_engine.named_weights import NamedWeights
+from slime.backends.embedded_engine.rank_messages import Planned, RankMessages
 from slime.backends.embedded_engine.remote_weights import RemoteWeights
 from slime.backends.embedded_engine.served_shards import ServedShards
-from slime.backends.embedded_engine.tensor_ranks import Named, joined, named_tensors
+from slime.backends.embedded_engine.tensor_ranks import Named, joined, named_tensors, refused, tensors_of
 from slime.backends.embedded_engine.weight_groups import WeightGroups
 from slime.models.checkpoint.stored_format import StoredFormat
 from slime.utils.accelerator import synchronize
-from slime.utils.tensor_bucket import (
-    FlattenedTensorBucket,
-    FlattenedTensorMetadata,
-    Opened,
-    deserialize_tensors,
-    layout,
-)
+from slime.utils.tensor_bucket import Opened, deserialize_tensors, layout
 from slime.weight_sync.remote_memory import RemoteSpan
 from slime.weight_sync.versions.live import ChangedBucket, HeldState, equal_bytes
 
@@ -57,6 +50,7 @@ class WeightUpdater:
         self.sessions = RemoteWeights(parameters.config.device, tp_size)
         self.session: str | None = None
         self._shards = ServedShards(parameters, tp_size)
+        self.messages = RankMessages(parameters, self.groups, tp_size)
         self._memory = KeptMemory()
         self._torn: set[str] = set()
         """Weights that a checkpoint which broke off may have changed, and no update has brought since."""
@@ -201,18 +195,34 @@ class WeightUpdater:
         """
         self._require_session(None)
         self.groups.device(name)
-        with _refused():
+        with refused():
             for tensor in bucket.tensors:
                 self._check(tensor.name, tensor.entry.torch_dtype, tensor.shape)
             self.base.begin(bucket)
         flats = self.groups.buffers(name, bucket.size)
         if bucket.size:
             self.groups.receive(name, [[flat] for flat in flats])
-        with _refused():
+        with refused():
             named = self.base.take(bucket, equal_bytes(flats))
             self._load([(weight, tensor.to(self._parameters.config.device)) for weight, tensor in named])
             if bucket.state is not None:
                 self.base.finish(bucket.state)
+        self._complete(version, flush)
+
+    def plan_from_ranks(self, name: str, ranks: Planned) -> None:
+        """Takes note of what trainer ranks will send over a group.
+
+        Raises:
+            BadRequest: that is not all weights of this engine.
+        """
+        self._require_plain("messages of trainer ranks")
+        self.messages.plan(name, ranks)
+
+    def from_ranks(self, name: str, version: str | None, flush: bool) -> None:
+        """Receives all weights, of each rank of this engine what it keeps; see `RankMessages.receive`."""
+        self._require_session(None)
+        for names in self.messages.receive(name):
+            self._torn -= names
         self._complete(version, flush)
 
     def from_disk(self, path: str, version: str | None, flush: bool) -> None:
@@ -267,9 +277,12 @@ class WeightUpdater:
 
     def _load_shards(self, ranks: list[Named]) -> None:
         """Raises BadRequest, and changes nothing, if a tensor does not fit."""
-        if self._stored is not None:
-            raise BadRequest("load_format 'direct': the checkpoint is quantised (wanted: whole weights)")
+        self._require_plain("load_format 'direct'")
         self._torn -= self._shards.update(ranks)
+
+    def _require_plain(self, what: str) -> None:
+        if self._stored is not None:
+            raise BadRequest(f"{what}: the checkpoint is quantised (wanted: whole weights)")
 
     def _replace(self, named: list[tuple[str, torch.Tensor]]) -> None:
         self._parameters.update(named)
@@ -330,19 +343,3 @@ class WeightUpdater:
         self._engine.scheduler.forget_shared()
         if flush and not self._engine.flush():
             raise BadRequest("the weights are updated, but flushing the cache failed: requests are running")
-
-
-def tensors_of(flat: torch.Tensor, entries: list[FlattenedTensorMetadata]) -> Named:
-    """The tensors that lie in a buffer, whose memory they share."""
-    return FlattenedTensorBucket(flattened_tensor=flat, metadata=entries).reconstruct_tensors()
-
-
-@contextmanager
-def _refused() -> Iterator[None]:
-    """Has the client told what is wrong with what it sent."""
-    try:
-        yield
-    except BadRequest:
-        raise
-    except ValueError as error:
-        raise BadRequest(str(error)) from error

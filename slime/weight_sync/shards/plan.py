@@ -1,11 +1,22 @@
 """An update of tensors of engine ranks."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from slime.observability.spans import SpanList
+from slime.training.weights import Weights
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.plan import WeightPlan
-from slime.weight_sync.shards.source import EngineShards
+
+
+class Shards(Weights, Protocol):
+    """Weights as ranks of engines have them."""
+
+    def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
+        """Decides who sends what to these engines. Collective on all trainer ranks."""
+
+    def disconnect(self) -> None:
+        """Forgets them. It can be connected again."""
 
 
 class ShardPlan(WeightPlan):
@@ -15,7 +26,7 @@ class ShardPlan(WeightPlan):
     """
 
     def __init__(
-        self, shards: EngineShards, max_bytes: int, notes_sent: bool = False, spans: SpanList | None = None
+        self, shards: Shards, max_bytes: int, notes_sent: bool = False, spans: SpanList | None = None
     ) -> None:
         super().__init__(shards, [], max_bytes, notes_sent, spans)
         self._shards = shards

@@ -15,11 +15,10 @@ from slime.training.weights import HeldTensor, NamedTensors, ShardedWeights, Ten
 from slime.utils.accelerator import local_device, process_group_backend
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.shards.exchange import Exchange, Part, Told
-from slime.weight_sync.shards.moves import Move, Sources, require_all_served
+from slime.weight_sync.shards.layouts import EngineRank, Layouts
+from slime.weight_sync.shards.moves import Move, Sources
 
 _ALIGNMENT = 64
-EngineRank = tuple[int, int]
-"""A rank of an engine, and how many it has."""
 
 
 class Bucket(NamedTuple):
@@ -48,8 +47,7 @@ class EngineShards:
         self._tensors: list[ServedTensor] = []
         self._moves: dict[int, dict[str, list[Move]]] = {}
         self._as_held: dict[str, str] = {}
-        self._sizes: dict[str, int] = {}
-        self._dtypes: dict[str, torch.dtype] = {}
+        self._layouts: Layouts | None = None
         self._buckets: dict[int, list[Bucket]] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
@@ -65,7 +63,7 @@ class EngineShards:
                 has; or how such engines hold the model is not known.
         """
         places = {
-            (endpoint.gpu_offset or 0) + rank: (rank, endpoint.num_gpus)
+            (endpoint.gpu_offset or 0) + rank: EngineRank(rank, endpoint.num_gpus)
             for endpoint in endpoints
             for rank in range(endpoint.num_gpus)
         }
@@ -81,8 +79,13 @@ class EngineShards:
         self._group, self._has_joined = None, False
         self._forget()
 
+    @property
+    def _known(self) -> Layouts:
+        assert self._layouts is not None, "engines are connected first"
+        return self._layouts
+
     def manifest(self) -> list[TensorInfo]:
-        return [TensorInfo(one.name, one.shape, self._dtype(one)) for one in self._tensors]
+        return [TensorInfo(one.name, one.shape, self._known.dtype(one)) for one in self._tensors]
 
     def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
         """Buckets of the same names on every rank, and empty ones where no engine's is before it.
@@ -90,7 +93,7 @@ class EngineShards:
         The largest engine rank's part of a bucket has at most ``max_bytes``. It is valid until the next one.
         """
         if max_bytes not in self._buckets:
-            self._buckets[max_bytes] = list(self._bucketed(max_bytes))
+            self._buckets[max_bytes] = [self._bucket(names) for names in self._known.bucketed(max_bytes)]
         part = self._weights.parts()
         for bucket in self._buckets[max_bytes]:
             yield self._filled(bucket, cache(part))
@@ -123,33 +126,26 @@ class EngineShards:
         """Memory for these tensors. On the host it is kept: touching fresh pages costs more than a copy."""
         ends = [0]
         for one in tensors:
-            ends.append(ends[-1] + -(-self._nbytes(one) // _ALIGNMENT) * _ALIGNMENT)
+            ends.append(ends[-1] + -(-self._known.nbytes(one) // _ALIGNMENT) * _ALIGNMENT)
         memory = self._scratch
         if memory.numel() < ends[-1]:
             memory = self._scratch = torch.empty(0, dtype=torch.uint8)  # or there would be both for a while
             memory = torch.empty(ends[-1], dtype=torch.uint8, device=_device())
             self._scratch = memory if memory.is_cpu else self._scratch
         for start, one in zip(ends, tensors, strict=False):
-            yield memory[start : start + self._nbytes(one)].view(self._dtype(one)).view(one.shape)
+            yield memory[start : start + self._known.nbytes(one)].view(self._known.dtype(one)).view(one.shape)
 
     def _plan(self, places: Mapping[int, EngineRank]) -> None:
-        infos = self._weights.manifest()
-        self._dtypes = {info.name: info.dtype for info in infos}
-        layout = cache(self._weights.served)
-        for size in {size for _, size in places.values()}:
-            ranks = [layout(rank, size) for rank in range(size)]
-            require_all_served({info.name: info.shape for info in infos}, ranks)
-            for one in ranks[0]:
-                self._sizes[one.name] = max(self._nbytes(one), self._sizes.get(one.name, 0))
+        layouts = self._layouts = Layouts(self._weights, (place.size for place in places.values()))
         held = self._of_copy(list(self._weights.held()))
         sources, own = Sources(held), dist.get_rank()
         self._moves = {
-            rank: {one.name: sources.moves(rank, one) for one in layout(*places[rank])}
+            rank: {one.name: sources.moves(rank, one) for one in layouts.of(places[rank])}
             for rank in sorted(held)
             if rank in places
         }
         if own in places:
-            self._tensors = list(layout(*places[own]))
+            self._tensors = list(layouts.of(places[own]))
             of_name = {tensor.name: tensor for tensor in held[own]}
             for one in self._tensors:
                 if (same := _same(one, self._moves[own][one.name], own, of_name)) is not None:
@@ -181,18 +177,6 @@ class EngineShards:
             own = group if dist.get_rank() in ranks else own
         return own
 
-    def _bucketed(self, max_bytes: int) -> Iterator[Bucket]:
-        names: list[str] = []
-        used = 0
-        for name, size in self._sizes.items():
-            if names and used + size > max_bytes:
-                yield self._bucket(names)
-                names, used = [], 0
-            names.append(name)
-            used += size
-        if names:
-            yield self._bucket(names)
-
     def _bucket(self, names: Sequence[str]) -> Bucket:
         own = dist.get_rank()
         receives = _by_rank(
@@ -208,20 +192,7 @@ class EngineShards:
         wanted = {*names}
         tensors = [one for one in self._tensors if one.name in wanted]
         sends, receives = ([told for told in each if told.peer != own] for each in (sends, receives))
-        return Bucket(tensors, Exchange(sends, receives, self._dtypes))
-
-    def _dtype(self, one: ServedTensor) -> torch.dtype:
-        """
-        Raises:
-            ValueError: its parts have several.
-        """
-        found = {self._dtypes[block.name] for block in one.blocks} or {self._dtypes[one.name]}
-        if len(found) > 1:
-            raise ValueError(f"engine tensor {one.name!r}: {sorted(map(str, found))} (wanted: one format)")
-        return found.pop()
-
-    def _nbytes(self, one: ServedTensor) -> int:
-        return torch.Size(one.shape).numel() * self._dtype(one).itemsize
+        return Bucket(tensors, Exchange(sends, receives, self._known.dtypes))
 
 
 def _same(one: ServedTensor, moves: Sequence[Move], rank: int, held: Mapping[str, HeldTensor]) -> str | None:

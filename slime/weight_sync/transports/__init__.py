@@ -14,6 +14,7 @@ TRANSPORTS = {
     "group_delta": "slime.weight_sync.transports.group_delta.GroupDeltaTransport",
     "nixl": "slime.weight_sync.transports.nixl.NixlTransport",
     "shards": "slime.weight_sync.transports.shards.ShardTransport",
+    "shard_group": "slime.weight_sync.transports.shard_group.ShardGroupTransport",
     "handle": "slime.weight_sync.transports.handle.HandleTransport",
     "broadcast": "slime.weight_sync.transports.broadcast.BroadcastTransport",
 }

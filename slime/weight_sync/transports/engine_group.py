@@ -102,12 +102,13 @@ def path_speed(endpoints: Sequence[EngineEndpoint], bucket_bytes: int) -> float:
     return loopback_speed(probe_size(bucket_bytes, torch.device("cpu")))
 
 
-def abandon(group: dist.ProcessGroup, works: list[dist.Work]) -> None:
-    """Leaves a group whose messages failed, beside what the caller does next.
+def abandon(group: dist.ProcessGroup | None, works: list[dist.Work]) -> None:
+    """Leaves a group whose messages failed, if there is one, beside what the caller does next.
 
     The caller has to let go of the group, and of its work.
     """
-    threading.Thread(target=_abandon, args=(group, works), name="abandon-group", daemon=True).start()
+    if group is not None:
+        threading.Thread(target=_abandon, args=(group, works), name="abandon-group", daemon=True).start()
 
 
 def _abandon(group: dist.ProcessGroup, works: list[dist.Work]) -> None:

@@ -188,11 +188,7 @@ class SessionTransport(Transport):
         Raises:
             EngineError: an engine refused, or another trainer has come since.
         """
-        self.disconnect()
-        self._endpoints = list(endpoints)
-        if dist.get_rank() == 0:
-            self._engines = EngineClients(endpoints, self._answer_limit, self.writer, self._selector)
-        was_open = any(self._engines.each(lambda engine: engine.take_weights())) or self._is_open
+        was_open = self._take(endpoints) or self._is_open
         self._join()
         # Somebody else's engine may have an update open that a run before this one was killed in.
         if self._is_open or self._are_external:
@@ -200,6 +196,14 @@ class SessionTransport(Transport):
         if was_open:
             self._check_pending = False  # what there was to compare with is gone
         self._is_open = False
+
+    def _take(self, endpoints: Sequence[EngineEndpoint]) -> bool:
+        """Leaves the engines before, and takes these; whether one had an update open."""
+        self.disconnect()
+        self._endpoints = list(endpoints)
+        if dist.get_rank() == 0:
+            self._engines = EngineClients(endpoints, self._answer_limit, self.writer, self._selector)
+        return any(self._engines.each(lambda engine: engine.take_weights()))
 
     def take_over(self) -> None:
         self._check_pending = False  # the engines no longer have what they had loaded
@@ -210,6 +214,9 @@ class SessionTransport(Transport):
         self._engines.each(lambda engine: engine.begin_weight_update())
         if plan.needs_session:
             self._engines.each(_require_session)
+
+    def settle(self) -> None:
+        return
 
     def commit(self) -> None:
         self._require_flushed()

@@ -3,12 +3,15 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from datetime import timedelta
 
 from slime.config.weight_update import WeightUpdateConfig
 from slime.observability.spans import SpanList
-from slime.training.weights import NamedTensors
+from slime.training.weights import NamedTensors, ShardedWeights
 from slime.utils.types import EngineEndpoint
+from slime.weight_sync.agreement import RankAgreement
 from slime.weight_sync.plan import WeightPlan
+from slime.weight_sync.shards.plan import Shards
 
 
 class Transport(ABC):
@@ -23,11 +26,10 @@ class Transport(ABC):
         commit_time: seconds of that in which one of them took weights in, as it told this rank; see
             `SyncReport`.
         density: which part of all bytes the last update had to send, on a rank that knows; else 0.
-        takes_shards: whether it carries tensors of engine ranks (`slime.weight_sync.shards`) instead of whole
-            ones.
         buckets_at_once: how many of them it has on their way, which share the bytes of one.
         looks_ahead: whether it may prepare more than the first bucket.
         spans: for ``--trace``, in place of those of its own.
+        agreement: of all trainer ranks.
         writer: the trainer, by the name that engines are to know it by; None: they are told none.
     """
 
@@ -35,11 +37,11 @@ class Transport(ABC):
     pause = 0.0
     commit_time = 0.0
     density = 0.0
-    takes_shards = False
     buckets_at_once = 1
     looks_ahead = False
     writer: str | None = None
     spans: SpanList
+    agreement: RankAgreement
 
     @abstractmethod
     def __init__(self, config: WeightUpdateConfig) -> None: ...
@@ -48,6 +50,10 @@ class Transport(ABC):
     def is_wanted(cls, config: WeightUpdateConfig) -> bool:
         """Whether a run with that choice uses it."""
         return True
+
+    def shards_of(self, weights: ShardedWeights, timeout: timedelta) -> Shards | None:
+        """What it carries instead of whole tensors; None for these."""
+        return None
 
     def accepts(self, endpoint: EngineEndpoint) -> bool:
         """Whether this transport reaches the engine; the same answer on every rank."""
@@ -94,6 +100,10 @@ class Transport(ABC):
         Returns:
             Bytes that this rank handed over.
         """
+
+    @abstractmethod
+    def settle(self) -> None:
+        """This rank has been given all; waits until it is there. Called on the source ranks."""
 
     @abstractmethod
     def commit(self) -> None:

@@ -19,6 +19,8 @@ CHANGING = {
     "update_weights_from_distributed": {"names": [], "dtypes": [], "shapes": []},
     "update_weights_from_disk": {"model_path": "/nowhere"},
     "update_weights_from_changes": {"tensors": [], "checksum": "xxh3-128", "number": 0},
+    "plan_weights_from_ranks": {"ranks": []},
+    "update_weights_from_ranks": {},
     "load_lora_adapter_from_tensors": {
         "lora_name": "a",
         "config_dict": {},

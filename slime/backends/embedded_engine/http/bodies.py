@@ -11,6 +11,8 @@ from slime.backends.embedded_engine.errors import BadRequest
 T = TypeVar("T")
 Items = Annotated[list[T], Field(fail_fast=True)]
 """One wrong entry is told of; a list of a million would take 20 s and a gigabyte to complain about."""
+Bounds = Annotated[list[Annotated[int, Field(ge=0, le=2**40)]], Field(min_length=2, max_length=2)]
+"""The first of some rows or columns, and the one behind the last."""
 
 
 class Body(BaseModel):
@@ -118,6 +120,29 @@ class UpdateFromChangesBody(Body):
     weight_version: str | None = None
 
 
+class PieceBody(Body):
+    tensor: str
+    dtype: str
+    rows: Bounds
+    columns: Bounds
+
+
+class MessageBody(Body):
+    source: int
+    pieces: Items[PieceBody]
+
+
+class PlanFromRanksBody(Body):
+    ranks: Items[Items[Items[MessageBody]]]
+    group_name: str = "weight_update_group"
+
+
+class UpdateFromRanksBody(Body):
+    group_name: str = "weight_update_group"
+    flush_cache: bool = False
+    weight_version: str | None = None
+
+
 class UpdateFromDiskBody(Body):
     model_path: str
     flush_cache: bool = True
@@ -170,6 +195,7 @@ class CheckerBody(Body):
     action: str
     skip_tensor_list: Items[str] | None = None
     per_rank: bool = False
+    pieces_of: str | None = None
 
 
 class TagsBody(Body):

@@ -16,12 +16,15 @@ from slime.backends.embedded_engine.http.bodies import (
     CheckerBody,
     JoinGroupBody,
     LeaveGroupBody,
+    MessageBody,
+    PlanFromRanksBody,
     PullWeightsBody,
     SelectorBody,
     TakeWeightsBody,
     UpdateFromChangesBody,
     UpdateFromDiskBody,
     UpdateFromDistributedBody,
+    UpdateFromRanksBody,
     UpdateFromSessionBody,
     UpdateFromTensorBody,
     UpdateVersionBody,
@@ -32,6 +35,8 @@ from slime.backends.embedded_engine.http.bodies import (
 )
 from slime.backends.embedded_engine.http.generate_routes import json_response
 from slime.backends.embedded_engine.http.state import ServerState, state_of
+from slime.models.blocks import Area
+from slime.weight_sync.shards.pieces import Message, Piece
 from slime.weight_sync.versions.live import ChangedBucket, SentTensor
 from slime.weight_sync.versions.local import pull
 from slime.weight_sync.versions.puller import asked
@@ -146,6 +151,31 @@ async def update_weights_from_changes(request: Request) -> Response:
     )
 
 
+@router.post("/plan_weights_from_ranks")
+async def plan_weights_from_ranks(request: Request) -> Response:
+    """Takes note of what trainer ranks will send each rank over a group; SGLang has nothing like it."""
+    body = await read_body(request, PlanFromRanksBody, MAX_WEIGHTS_BYTES)
+    state = state_of(request)
+    try:
+        ranks = [[[message_of(one) for one in bucket] for bucket in buckets] for buckets in body.ranks]
+        await state.engine.run(lambda: state.updater.plan_from_ranks(body.group_name, ranks))
+    except BadRequest as error:
+        return failure(error)
+    return success("The messages are known.")
+
+
+@router.post("/update_weights_from_ranks")
+async def update_weights_from_ranks(request: Request) -> Response:
+    """Receives them."""
+    body = await read_body(request, UpdateFromRanksBody)
+    state = state_of(request)
+    return await update(
+        state,
+        False,
+        lambda: state.updater.from_ranks(body.group_name, body.weight_version, body.flush_cache),
+    )
+
+
 @router.get("/weights_base")
 async def weights_base(request: Request) -> Response:
     """What changes may be changes of: the state that the last complete update over them led to."""
@@ -233,9 +263,15 @@ async def weights_checker(request: Request) -> Response:
     data = {**request.query_params, **await read_json(request)}
     body = validated(CheckerBody, data)
     state = state_of(request)
+    skipped, group = body.skip_tensor_list or [], body.pieces_of
+
+    def run() -> dict[str, Any]:
+        if group is not None:
+            return state.updater.messages.checksums(group)
+        return state.checker.run(body.action, skipped, body.per_rank)
+
     try:
-        skipped = body.skip_tensor_list or []
-        found = await state.engine.run(lambda: state.checker.run(body.action, skipped, body.per_rank))
+        found = await state.engine.run(run)
     except BadRequest as error:
         return failure(error)
     return success(f"weights_checker {body.action}: done", **found)
@@ -256,6 +292,14 @@ async def _in_daemon_thread(name: str, function: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await done
+
+
+def message_of(body: MessageBody) -> Message:
+    pieces = (
+        Piece(one.tensor, _dtype(one.dtype), Area(range(*one.rows), range(*one.columns)))
+        for one in body.pieces
+    )
+    return Message(body.source, tuple(pieces))
 
 
 def specs_of(
