@@ -79,6 +79,7 @@ AT_NIGHT = {
         for name in (
             "grpo_step",
             "observing",
+            "open_dashboard",
             "startup",
             "in_flight",
             "random_syncs",

@@ -85,10 +85,12 @@ class MetricsFile:
         self._ends[axis] = max(step, self._ends.get(axis, 0))
         self._times = (self._times[0] if self._times else wrote, wrote)
         for name, value in row.items():
-            if name not in RESERVED_KEYS and _is_number(value):
-                if name not in self._columns:
-                    self._axes[name], self._columns[name] = axis, {}
-                self._columns[name][step] = _finite(value)
+            # JSON's floats are finite, and most values are such; millions are read at once.
+            if name in RESERVED_KEYS or not (type(value) is float or _is_number(value)):
+                continue
+            if (column := self._columns.get(name)) is None:
+                self._axes[name], column = axis, self._columns.setdefault(name, {})
+            column[step] = value if type(value) is float else _finite(value)
         self._watch.write(axis, step, row)
 
     def alerts(self) -> list[Alert]:

@@ -211,9 +211,10 @@ class AlertWatch:
         if _FIRST_OF_ROLLOUT in metrics:
             self._end_what_is_not_told(step, metrics)
         for rule, name in self._all_of(metrics):
-            if (value := _number(metrics.get(name))) is not None:
+            if (value := _number(metrics[name])) is not None:
                 self._look(rule, name, step, value)
-        numbers = {name: value for name in _OF_STEPS if (value := _number(metrics.get(name))) is not None}
+        found = {name: _number(metrics[name]) for name in _OF_STEPS if name in metrics}
+        numbers = {name: value for name, value in found.items() if value is not None}
         for kind, text in self._steps.look(axis, numbers).items():
             if CURVES[kind] in numbers:  # several roles have rows of the same step
                 self._judge(STEP_RULES[kind], CURVES[kind], step, text)
@@ -236,7 +237,7 @@ class AlertWatch:
         """Nothing is open."""
 
     def _all_of(self, metrics: Mapping[str, Any]) -> Iterator[tuple[Rule, str]]:
-        yield from self._rules
+        yield from (pair for pair in self._rules if pair[1] in metrics)
         for name in metrics:
             if name.startswith(self._beginnings):
                 yield from ((rule, name) for rule, pattern in self._wide if pattern.fullmatch(name))

@@ -39,6 +39,7 @@ SCRIPTS = {
     "convert_30b": ["--layers", "1", "--experts", "2", "--vocab-size", "512"],
     "grpo_step": ["--sizes", "0.5M", "--steps", "2"],
     "observing": ["--size", "0.5M", "--rounds", "1", "--steps", "2"],
+    "open_dashboard": ["--steps", "200", "--gigabytes", "0.01", "--repeats", "1"],
     "startup": ["--rounds", "1"],
     "recovery": ["--rounds", "1"],
     "killed_engines": ["--steps", "4"],
@@ -87,7 +88,7 @@ CLUSTER = (
 NIGHTLY = (
     *(*CLUSTER, "convert_30b", "rollout_driver", "router", "data_loading"),
     *("in_flight", "generic_executor", "hf_load", "random_syncs", "simulate", "adapter_turns"),
-    *("sync_model", "sync_memory", "shard_sync"),
+    *("sync_model", "sync_memory", "shard_sync", "open_dashboard"),
 )
 # Seconds of their time are imports.
 FORKED = (
