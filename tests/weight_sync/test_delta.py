@@ -200,8 +200,8 @@ def test_an_engine_stands_still_only_to_load(trainer):
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 def test_a_hundred_versions_reach_every_reader_or_none(args, engines, root, tmp_path, monkeypatch, encoding):
-    """Links are lost and damaged, a reader comes by now and then, an engine joins at version 57, and the last
-    one refuses a version now and then, so that its number stands for other weights the next time.
+    """Links are lost and damaged, and what a reader has; another comes by now and then, and an engine joins
+    at version 57. At times the last one refuses a version, whose number stands for other weights then.
     """
     monkeypatch.setattr(delta, "MAX_LINKS", 12)
     args.update_weight_delta_encoding = encoding
@@ -216,6 +216,8 @@ def test_a_hundred_versions_reach_every_reader_or_none(args, engines, root, tmp_
             _spoil(rng, root)
         if version % 14 == 0:
             shutil.rmtree(first.local)  # a machine of its engine that was started anew
+        if version % 8 == 0 and version % 14:
+            _spoil(rng, first.local)
         if version % 13 == 0:
             _refuse(trainer)
         trainer.step()

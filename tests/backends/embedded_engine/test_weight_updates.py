@@ -226,13 +226,18 @@ def test_bad_payloads_are_refused_and_change_nothing(server):
         "wrong shape": serialize_tensors([("model.norm.weight", torch.zeros(3))], share=False),
         "imaginary": serialize_tensors([("model.norm.weight", norm.to(torch.complex64))], share=False),
         "integers": serialize_tensors([("model.norm.weight", norm.long())], share=False),
-        "eighths": serialize_tensors([("model.norm.weight", norm.to(torch.float8_e4m3fn))], share=False),
     }
     for payload in wrong.values():
         update(server, "/update_weights_from_tensor", 400, serialized_named_tensors=[payload])
     entry = FlattenedTensorMetadata("model.norm.weight", torch.Size([64]), torch.float32, 0, 256, 64)
     data = norm.view(torch.uint8)
-    for flat, one in [(data[None], entry), (torch.zeros(256), entry), (data, replace(entry, name=7))]:
+    eighths = torch.zeros(64, dtype=torch.uint8), replace(entry, dtype=torch.float8_e4m3fn, end_idx=64)
+    for flat, one in [
+        eighths,
+        (data[None], entry),
+        (torch.zeros(256), entry),
+        (data, replace(entry, name=7)),
+    ]:
         bucket = serialize_tensors({"flattened_tensor": flat, "metadata": [one]}, share=False)
         body = {"serialized_named_tensors": [bucket], "load_format": "flattened_bucket"}
         update(server, "/update_weights_from_tensor", 400, **body)
