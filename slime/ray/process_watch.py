@@ -5,6 +5,7 @@ watch.add("rank 0", actor)      # an actor with the method `process_location`
 watch.check()                   # every few seconds, while the actor is waited for
 """
 
+import logging
 import os
 import time
 from collections import defaultdict
@@ -15,9 +16,13 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from slime.processes.stacks import stacks
 from slime.processes.stopped import STOPPED_LIMIT_S, StopClock, is_running, is_stopped
 from slime.utils.deadlines import within
 
+logger = logging.getLogger(__name__)
+
+_STACKS_TIMEOUT = 60.0  # seconds
 _LOOK_TIMEOUT = 5.0  # seconds that a look waits for other nodes
 _GONE_INTERVAL = 0.05  # seconds
 
@@ -81,6 +86,16 @@ class ProcessWatch:
                         f"{self._names[node][pid]} (process {pid}) was killed and is still there after "
                         f"{timeout:.0f} s"
                     )
+
+    def show_stacks(self) -> None:
+        """Logs what each process is in, for a wait that has run past its deadline."""
+        self._learn()
+        asked = {node: _ask(_stacks_there, node, list(names)) for node, names in self._names.items()}
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=_STACKS_TIMEOUT)
+        for node, ref in asked.items():
+            with suppress(ray.exceptions.RayError):
+                for pid, found in ray.get(ref, timeout=0).items():
+                    logger.error("%s (process %d) is in:\n%s", self._names[node][pid], pid, found)
 
     def _learn(self) -> None:
         """One that starts answers later, or never if it is stopped: then Ray's table of actors has its place.
@@ -154,6 +169,11 @@ def _left(pids: Iterable[int], timeout: float) -> list[int]:
     return left
 
 
+def _stacks(pids: Iterable[int]) -> dict[int, str]:
+    return {pid: stacks(pid) for pid in pids}
+
+
+_stacks_there = ray.remote(num_cpus=0)(_stacks)
 _stopped_there, _left_there = ray.remote(num_cpus=0)(_stopped), ray.remote(num_cpus=0)(_left)
 
 

@@ -22,7 +22,7 @@ from slime.ray.policy_side import PolicySide
 from slime.ray.process_watch import ProcessStopped, ProcessWatch
 from slime.ray.rank_processes import RankProcesses
 from slime.ray.rollout_group import RolloutGroup
-from slime.ray.waiting import ProcessDied, wait_all
+from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all
 from slime.ray.whole_checkpoint import whole_checkpoint
 from slime.training.optimizer_schedule import steps_of_rollouts
 from slime.utils.types import EngineEndpoint
@@ -332,6 +332,9 @@ class RayTrainGroup:
             return wait_all(refs, what, seconds, lambda: self._look(what))
         except ProcessDied as error:
             raise RanksLost(str(error)) from error
+        except DeadlineExceeded:
+            self._watch.show_stacks()
+            raise
 
     def _look(self, what: str) -> None:
         try:

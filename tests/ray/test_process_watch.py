@@ -62,6 +62,25 @@ def test_a_stopped_rank_ends_the_wait_by_name(ranks: list[Any], victim: int) -> 
         os.kill(pid, signal.SIGKILL)
 
 
+def test_the_log_has_the_call_in_which_a_rank_hangs(ranks: list[Any], caplog) -> None:
+    watch = ProcessWatch()
+    for rank, actor in enumerate(ranks):
+        watch.add(f"rank {rank}", actor)
+    pids = ray.get([actor.process_location.remote() for actor in ranks])
+    hung = [actor.collective.remote() for actor in ranks]
+    deadline = time.monotonic() + 150
+    told: list[str] = []
+    while time.monotonic() < deadline and not all("collective" in text for text in told[-2:] or [""]):
+        caplog.clear()
+        watch.show_stacks()
+        told = [record.getMessage() for record in caplog.records if " is in:" in record.getMessage()]
+        assert len(told) == 2 and not any("py-spy is not installed" in text for text in told)
+    assert {f"rank {rank} (process {pid})" for rank, (_, pid) in enumerate(pids)} == {
+        text.partition(" is in:")[0] for text in told
+    }
+    assert all("collective" in text for text in told) and len(hung) == 2
+
+
 @ray.remote(num_cpus=0)
 class Starting:
     """Says who it is, and then takes long over its start."""

@@ -13,7 +13,7 @@ from slime.observability.tracking import Tracker
 from slime.ray import train_group
 from slime.ray.losses import RanksLost, UpdateFailed
 from slime.ray.train_group import RayTrainGroup
-from slime.ray.waiting import ProcessDied
+from slime.ray.waiting import DeadlineExceeded, ProcessDied
 from slime.training.checkpoint_dir import MARKER, iteration_dir
 from slime.utils.checkpoint_record import write_record
 from slime.utils.types import EngineEndpoint
@@ -317,3 +317,11 @@ def test_a_rank_that_is_lost_while_the_first_one_is_asked_counts_as_lost(started
     monkeypatch.setattr(OfOneRank, "_start", RayTrainGroup._start)
     with pytest.raises(RanksLost, match=r"actor: .*: ended"):
         getattr(group, ask)()
+
+
+def test_a_wait_beyond_its_deadline_shows_what_the_ranks_are_in(started, monkeypatch):
+    group, _ = started(11)
+    monkeypatch.setattr(train_group, "wait_all", MagicMock(side_effect=DeadlineExceeded("no answer")))
+    with pytest.raises(DeadlineExceeded):
+        RayTrainGroup._gather(group, [], "training")
+    group._watch.show_stacks.assert_called_once_with()

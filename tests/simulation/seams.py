@@ -92,6 +92,9 @@ class NoWatch:
     def wait_until_gone(self, timeout: float) -> None:
         return
 
+    def show_stacks(self) -> None:
+        return
+
 
 def names_of(sim: Any) -> dict[str, Any]:
     """What stands where, by dotted path."""
