@@ -210,6 +210,10 @@ def test_weights_go_from_rank_to_rank_to_engines_elsewhere_but_not_to_sglang_s(w
         ),
         (dict(sglang_speculative_algorithm="EAGLE"), "--sglang-speculative-algorithm EAGLE (wanted: without"),
         (dict(sglang_offload_group_size=2), "--sglang-offload-group-size 2 (wanted: without, or nccl)"),
+        (
+            dict(sglang_device="cpu", ffn_hidden_size=48),
+            "--sglang-device cpu, which pads intermediate_size 48 (config.json; wanted: a multiple of 32, or",
+        ),
         (dict(num_experts=4), "experts, which its kernels lay out each in a way of its own (wanted: nccl)"),
         (dict(sglang_config="models.yaml"), "--sglang-config, whose groups may hold weights otherwise"),
     ],
@@ -220,6 +224,17 @@ def test_layouts_of_sglang_that_are_not_known_are_refused(words, monkeypatch, ot
     assert not list(bad_shards(args))
     vars(args).update(others)
     assert any(line.startswith(FROM_RANK + IN_SGLANG + said) for line in bad_shards(args))
+
+
+def test_on_a_cpu_sglang_pads_heads_for_several_ranks(words, monkeypatch):
+    as_installed(monkeypatch)
+    args = validated_args(words(**SHARDS, rollout_engine="sglang", sglang_device="cpu"))
+    assert not list(bad_shards(args))
+    (model,) = args.served_models
+    groups = [replace(group, num_gpus_per_engine=4) for group in model.server_groups]
+    args.served_models, args.num_query_groups = [replace(model, server_groups=groups)], 2
+    (said,) = bad_shards(args)
+    assert said.endswith("which pads num_key_value_heads 2 (config.json; wanted: a multiple of 4, or nccl)")
 
 
 def test_engines_of_a_quantised_checkpoint_and_of_an_unknown_layout_are_refused(words, tmp_path):

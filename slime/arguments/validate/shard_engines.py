@@ -29,6 +29,8 @@ _OFF = (
     *("sglang_lora_paths", "sglang_cpu_offload_gb", "sglang_offload_group_size"),
 )
 """Options with which SGLang has other parameters, or other ranks have them."""
+_CPU_UNIT = 32
+"""SGLang pads a rank's part of ``intermediate_size`` to a multiple of it, on a CPU."""
 
 
 def bad_shards(args: Namespace) -> Iterator[str]:
@@ -79,10 +81,7 @@ def _bad_model(args: Namespace) -> Iterator[str]:
     if family is None:
         return  # another rule says so
     shape = filled(ModelConfig, args)
-    updated = [model for model in args.served_models if model.update_weights]
-    groups = [group for model in updated for group in model.server_groups]
-    sizes = {group.size for group in groups if group.worker_type != PLACEHOLDER}
-    for size in sorted(sizes or {1}):
+    for size in sorted(_sizes_of_engines(args)):
         try:
             served_layout(shape, shape if shape.num_experts else None, 0, size)
         except ValueError as error:
@@ -95,10 +94,19 @@ def _bad_model(args: Namespace) -> Iterator[str]:
                 yield f"{NAME}: {path} is quantised ({found.kind}), and only whole weights are (wanted: nccl)"
 
 
+def _sizes_of_engines(args: Namespace) -> set[int]:
+    """How many ranks engines have that are updated."""
+    updated = [model for model in args.served_models if model.update_weights]
+    groups = [group for model in updated for group in model.server_groups]
+    return {group.size for group in groups if group.worker_type != PLACEHOLDER} or {1}
+
+
 def _bad_in_sglang(args: Namespace) -> Iterator[str]:
     where = f"{NAME}: with --rollout-engine sglang"
     if args.num_experts:
         yield f"{where} and experts, which its kernels lay out each in a way of its own (wanted: nccl)"
+    if getattr(args, "sglang_device", None) == "cpu":
+        yield from _padded_on_a_cpu(args, f"{where} and --sglang-device cpu, which pads")
     if args.sglang_config is not None:
         yield f"{where} and --sglang-config, whose groups may hold weights otherwise (wanted: nccl)"
     for name in _ALONE:
@@ -107,6 +115,18 @@ def _bad_in_sglang(args: Namespace) -> Iterator[str]:
     for name in _OFF:
         if _is_set(found := getattr(args, name, None)):
             yield f"{where} and {option_string(name)} {found} (wanted: without, or nccl)"
+
+
+def _padded_on_a_cpu(args: Namespace, where: str) -> Iterator[str]:
+    """Sizes of a model that SGLang makes larger where it computes on a CPU."""
+    shape = filled(ModelConfig, args)
+    for size in sorted(_sizes_of_engines(args)):
+        for name, found, unit in (
+            ("intermediate_size", shape.ffn_hidden_size, _CPU_UNIT * size),
+            ("num_key_value_heads", shape.num_query_groups, size),
+        ):
+            if found % unit:
+                yield f"{where} {name} {found} (config.json; wanted: a multiple of {unit}, or nccl)"
 
 
 def _is_set(value: Any) -> bool:
