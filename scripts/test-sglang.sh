@@ -50,7 +50,7 @@ trap 'end_server; rm -rf "$work"' EXIT
 serve() {
     python -m sglang.launch_server --model-path "$work/model" --host 127.0.0.1 --port "${url##*:}" --dtype float32 \
         --device cpu --attention-backend torch_native --sampling-backend pytorch --disable-overlap-schedule \
-        --mem-fraction-static 0.2 --max-total-tokens 65536 --disable-cuda-graph --sleep-on-idle "$@" \
+        --mem-fraction-static 0.9 --max-total-tokens 65536 --disable-cuda-graph --sleep-on-idle "$@" \
         >"$work/server.log" 2>&1 &
     server=$!
     for ((second = 0; ; second++)); do

@@ -38,6 +38,10 @@ and engine are less than 1e-5 apart as long as tokens are those of the weights t
 (`python benchmarks/sglang_runs.py` writes `benchmarks/results/sglang_runs.json`). Quantised engines are not among them: SGLang
 serves float8 and 4-bit checkpoints in bfloat16 and float16 only.
 
+After updates by handle, from rank to rank, over a process group and over a directory each tensor of SGLang's, of engines of one rank
+and of two, has the checksum of the trainer's numbers, joined as SGLang joins them (`tests/sglang_cpu/test_weights.py`). Several adapters, loaded in memory and
+named per request, give the log-probs of PEFT's model, each its own, and a name that is not there never those of the base.
+
 ## One script for both
 
 `--sglang-*` options that say how SGLang uses its GPUs (memory, kernels, graphs, drafting, parallel

@@ -17,18 +17,26 @@ STARTUP_TIMEOUT_S = 600
 _FLAGS = [
     *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native", "--sampling-backend"),
     *("pytorch", "--disable-overlap-schedule", "--sleep-on-idle", "--disable-cuda-graph"),
-    *("--mem-fraction-static", "0.2", "--max-total-tokens", "16384"),
+    *("--mem-fraction-static", "0.9", "--max-total-tokens", "16384"),
 ]
+_ENVIRONMENT = {"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "false"}
+"""Ranks on a CPU see the memory that others leave, which changes while they start."""
 
 
 @contextmanager
-def sglang_server(model: Path, log: Path) -> Iterator[str]:
+def sglang_server(model: Path, log: Path, *flags: object) -> Iterator[str]:
     """The address of a server of this checkpoint; it ends with the block."""
     port = free_port()
     where = ["--model-path", str(model), "--host", "127.0.0.1", "--port", str(port)]
-    command = [sys.executable, "-m", "sglang.launch_server", *where, *_FLAGS]
+    command = [sys.executable, "-m", "sglang.launch_server", *where, *_FLAGS, *map(str, flags)]
     with log.open("w") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        server = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=os.environ | _ENVIRONMENT,
+        )
     try:
         _wait_ready(server, f"http://127.0.0.1:{port}", log)
         yield f"127.0.0.1:{port}"

@@ -17,7 +17,7 @@ pytestmark = [
 ON_CPU = [
     *("--rollout-engine", "sglang", "--sglang-device", "cpu", "--sglang-attention-backend", "torch_native"),
     *("--sglang-sampling-backend", "pytorch", "--sglang-disable-overlap-schedule", "--sglang-sleep-on-idle"),
-    *("--sglang-mem-fraction-static", 0.2, "--sglang-max-total-tokens", 16384, "--sglang-disable-cuda-graph"),
+    *("--sglang-mem-fraction-static", 0.9, "--sglang-max-total-tokens", 16384, "--sglang-disable-cuda-graph"),
     *("--engine-startup-timeout", 300),
 ]
 LAYOUTS = {

@@ -1,27 +1,23 @@
 """Weights from rank to rank: real trainer ranks, embedded engines of one and two ranks."""
 
 import base64
-import gc
 import json
-import os
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.distributed import distributed_c10d
 
 from slime.backends.sglang_utils.client import EngineClient
-from slime.config.run import run_config
 from slime.utils.tensor_bucket import deserialize_tensors
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.shards.source import EngineShards
 from slime.weight_sync.transports.shards import ShardTransport
-from slime.weight_sync.update import WeightUpdate
 from tests.engines.fake import FakeEngine
 from tests.engines.in_process import InProcessEngine
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf
+from tests.weight_sync.real_trainer import update_engines
 from tests.weight_sync.sglang_ranks import rank_of_sglang
 
 pytestmark = pytest.mark.slow
@@ -82,31 +78,6 @@ def engines(checkpoints):
         engine.stop()
 
 
-def _update(rank, args, endpoints, then=lambda update: update.run(2).sent):
-    from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
-    from slime.backends.megatron_utils.initialize import init
-    from slime.backends.megatron_utils.model_provider import get_model
-
-    shared, mine = Path("/dev/shm"), f"torch_{os.getpid()}_*"
-    others = set(shared.glob(mine))  # of an earlier process with this id
-    config = run_config(args)
-    init(config)
-    model = get_model(config)
-    load_hf_weights(args, model, args.hf_checkpoint)
-    update = WeightUpdate(config, HfWeights(args, model))
-    groups = len(distributed_c10d._world.pg_map)
-    update.connect(endpoints)
-    try:
-        update.run(1)
-        return then(update)
-    finally:
-        update.disconnect()
-        gc.collect()  # a failure's traceback holds the bucket
-        left = set(shared.glob(mine)) - others
-        if left or len(distributed_c10d._world.pg_map) != groups:
-            raise RuntimeError(f"left behind: {left or 'a process group'}")
-
-
 def _args(checkpoint, layout, **flags):
     own = dict(colocate=True, update_weight_transport="shards", update_weight_buffer_size=60_000)
     return make_args(checkpoint, **own, **layout, **flags)
@@ -135,7 +106,7 @@ def test_engines_hold_the_trainers_weights(engines, checkpoints, layout):
     wanted = _digests(clients[0])
     clients[0].update_weights_from_disk(start, weight_version="old")
     assert all(_digests(client) != wanted for client in clients)
-    sent = run_ranks(_update, ranks, _args(trained, flags, check_weight_checksums=True), endpoints)
+    sent = run_ranks(update_engines, ranks, _args(trained, flags, check_weight_checksums=True), endpoints)
     for client in clients:
         found = _digests(client)
         assert [name for name in wanted if found[name] != wanted[name]] == []
@@ -157,7 +128,9 @@ def _with_others(endpoints, update):
 def test_other_engines_get_other_tensors(engines, checkpoints):
     trained, (one, *two) = checkpoints("llama")[1], [*engines("llama", [2]), *engines("llama", [1, 1])]
     then = partial(_with_others, two)
-    first, second = run_ranks(_update, 2, _args(trained, TP2, check_weight_checksums=True), [one], then)
+    first, second = run_ranks(
+        update_engines, 2, _args(trained, TP2, check_weight_checksums=True), [one], then
+    )
     assert first == second == sum(t.nbytes for t in _ranks_of_sglang(trained, 1)[0].values())
     held = [_digests(EngineClient(endpoint)) for endpoint in (one, *two)]
     assert held[0] == held[1] == held[2]
@@ -182,7 +155,7 @@ def _with_a_wrong_number(update):
 
 def test_a_wrong_number_at_one_rank_is_found_and_named(engines, checkpoints):
     args = _args(checkpoints("llama")[1], TP2, check_weight_checksums=True)
-    said = run_ranks(_update, 2, args, engines("llama", [2]), _with_a_wrong_number)
+    said = run_ranks(update_engines, 2, args, engines("llama", [2]), _with_a_wrong_number)
     assert all("tensor 'model.norm.weight': checksum " in one and "as sent" in one for one in said), said
 
 
@@ -209,7 +182,7 @@ def test_a_server_is_asked_as_sglang_is_and_its_ranks_get_what_theirs_have(check
     engine.start()
     try:
         endpoint = EngineEndpoint(engine.url, None, 2, 0)
-        run_ranks(_update, 2, _args(trained, TP2), [endpoint])
+        run_ranks(update_engines, 2, _args(trained, TP2), [endpoint])
     finally:
         engine.stop()
     for found, wanted in zip(engine.ranks, _ranks_of_sglang(trained, 2), strict=True):
