@@ -5,6 +5,7 @@ import signal
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.config.run import run_config
@@ -15,6 +16,7 @@ from slime.weight_sync.writer import new_writer
 from tests.engines import free_port
 from tests.engines.embedded import Server
 from tests.megatron_harness import make_args, run_ranks, save_tiny_hf, tiny_hf_model
+from tests.weight_sync.test_messages import Source
 
 pytestmark = pytest.mark.slow
 
@@ -251,6 +253,22 @@ def test_a_dead_engine_fails_the_connection_at_once(checkpoints):
     args = make_args(checkpoints[TRAINER], **NO_LIMIT)
     with pytest.raises(RuntimeError, match="/take_weights: no answer"):
         run_ranks(_sync, 1, args, checkpoints[TRAINER], "broadcast", [endpoint], [1])
+
+
+def _failure_to_connect(rank, args, endpoints):
+    dist.init_process_group("gloo")
+    with pytest.raises((EngineError, RuntimeError)) as failure:
+        WeightUpdate(run_config(args), Source({})).connect(endpoints)
+    return str(failure.value)
+
+
+def test_all_ranks_end_where_the_first_one_finds_an_engine_dead(checkpoints):
+    """The others would meet behind it."""
+    endpoint = EngineEndpoint(f"http://127.0.0.1:{free_port()}", None, 2, 0)
+    args = make_args(checkpoints[TRAINER], colocate=True, **NO_LIMIT)
+    first, second = run_ranks(_failure_to_connect, 2, args, [endpoint], timeout=120)
+    assert "/take_weights: no answer" in first
+    assert second.startswith("weight sync, step 'take engines': rank 0 failed: EngineError:")
 
 
 def _sync_past_a_death(rank, args, checkpoint, endpoints, place, pid):

@@ -188,7 +188,8 @@ class SessionTransport(Transport):
         Raises:
             EngineError: an engine refused, or another trainer has come since.
         """
-        was_open = self._take(endpoints) or self._is_open
+        with self.agreement.step("take engines"):  # or the other ranks would wait to meet them
+            was_open = self._take(endpoints) or self._is_open
         self._join()
         # Somebody else's engine may have an update open that a run before this one was killed in.
         if self._is_open or self._are_external:

@@ -13,7 +13,6 @@ from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors, ShardedWeights
 from slime.utils.tensor_bucket import FlatBuffer
-from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import peer_limit
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.proof import Digests, require_ranks_hold
@@ -173,10 +172,6 @@ class ShardGroupTransport(SessionTransport):
             own = itertools.islice(kinds, engine.endpoint.num_gpus)
             sent.append([of_kind(self._sent, kind) for kind in own])
         require_ranks_hold(engines, sent, {"action": "checksum", "pieces_of": self._group_name})
-
-    def _take(self, endpoints: Sequence[EngineEndpoint]) -> bool:
-        with self.agreement.step("take engines"):  # or the other ranks would wait to meet them
-            return super()._take(endpoints)
 
     def _join(self) -> None:
         """
