@@ -1,5 +1,6 @@
 """What a colocated engine with several tensor-parallel ranks receives."""
 
+import contextlib
 import gc
 import os
 import sys
@@ -7,6 +8,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -218,6 +220,7 @@ def test_who_tells_an_engine_of_the_session_hands_it_buckets_over_the_same_conne
     rank = 0
     monkeypatch.setattr("torch.distributed.get_rank", lambda: rank)
     transport = HandleTransport(run_config(run_args()))
+    transport.agreement = SimpleNamespace(step=lambda name: contextlib.nullcontext())
     beside, own = [
         EngineEndpoint(f"http://127.0.0.1:{port}", None, 1, offset) for port, offset in ((1, 1), (2, 0))
     ]
