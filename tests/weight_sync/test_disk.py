@@ -20,12 +20,14 @@ from slime.models.checkpoint.safetensors_index import INDEX
 from slime.training.weights import TensorInfo
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync import update as weight_update
+from slime.weight_sync.agreement import RankAgreement
 from slime.weight_sync.report import SyncReport, of_all_ranks
 from slime.weight_sync.transports import disk, session, transports_of
 from slime.weight_sync.update import WeightUpdate
 from slime.weight_sync.versions.manifest import MANIFEST
-from slime.weight_sync.versions.owner import WRITERS
+from slime.weight_sync.versions.owner import WRITERS, DirectoryTaken, take_directory
 from slime.weight_sync.versions.staged import StagedVersion
+from slime.weight_sync.writer import new_writer
 from tests.run_args import run_args
 from tests.weight_sync.test_handle import Recorder
 
@@ -212,6 +214,7 @@ def test_a_rank_without_an_engine_writes_nothing(args, root):
     for mode in ("full", "delta"):
         args.update_weight_mode = mode
         (transport,) = transports_of(run_config(args))
+        transport.agreement = RankAgreement(timedelta(minutes=1))
         transport.connect([])
         transport.open("1", None)
         assert transport.send([("a", torch.ones(2))], True) == 0
@@ -276,6 +279,22 @@ def test_a_killed_writer_leaves_nothing_that_is_taken_for_a_version(connected, e
     update, _ = connected()
     update.run(3)
     assert versions(root) == ["weight_v000003"] and sorted(engine.loaded["3"]) == [*NAMES]
+
+
+def test_whoever_took_the_directory_within_a_write_is_named_and_not_the_files_that_went(
+    connected, root, monkeypatch
+):
+    update, _ = connected()
+
+    def take(version, bucket):
+        take_directory(root, new_writer())
+        shutil.rmtree(root / ".weight_v000001.partial")
+        return write(version, bucket)
+
+    write = StagedVersion.write
+    monkeypatch.setattr(StagedVersion, "write", take)
+    with pytest.raises(DirectoryTaken, match="has taken its place"):
+        update.run(1)
 
 
 def test_what_runs_left_that_were_killed_goes_and_nothing_else(connected, root):

@@ -137,10 +137,17 @@ class DiskTransport(SessionTransport):
     def _on_disk(self, work: Callable[[], T]) -> T:
         """Does something to the directory, if it is still that of this trainer; see `_access`."""
 
-        def own() -> T:
+        def require() -> None:
             if self.writer is not None:
                 require_directory(self._root, self.writer)
-            return work()
+
+        def own() -> T:
+            require()
+            try:
+                return work()
+            except OSError:
+                require()  # or its files went with the trainer that came
+                raise
 
         return self._access(own)
 
