@@ -70,7 +70,7 @@ class KeepsAdapters(Recorder):
 
 
 class Trained:
-    """An adapter whose every number is ``value``."""
+    """An adapter whose every number is ``value``; the memory of a bucket is used anew after it."""
 
     ranks, rounding = frozenset({0}), 0.0
 
@@ -87,7 +87,9 @@ class Trained:
         return [TensorInfo(name, tuple(t.shape), t.dtype) for name, t in self.tensors().items()]
 
     def buckets(self, max_bytes):
-        yield from ([pair] for pair in self.tensors().items())
+        for name, tensor in self.tensors().items():
+            yield [(name, tensor)]
+            tensor.zero_()
 
 
 @pytest.fixture
@@ -143,6 +145,17 @@ def test_the_base_comes_once_for_the_same_engines_and_what_they_hold_of_it_is_lo
         assert len(sent) == 2 * times  # A and B of the stand-in for a base
     # After the base and each adapter, then after each adapter alone.
     assert [len(engine.seen("weights_checker")) for engine in engines] == [6, 6]
+    # Nothing of it is open when they join again.
+    assert [engine.paths.count("end_weight_update") for engine in engines] == [2, 2]
+
+
+@pytest.mark.parametrize("request_", ["flush_cache", UNLOAD])
+def test_no_adapter_comes_where_something_of_the_old_one_may_be_left(engines, update, request_):
+    update.run(1)
+    engines[1].answers[request_] = JSONResponse({}, status_code=500)
+    with pytest.raises(EngineError, match=f"/{request_}: HTTP 500"):
+        update.run(2)
+    assert len(engines[1].seen(LOAD)) == len(NAMES)
 
 
 def test_an_adapter_that_one_engine_refuses_leaves_all_of_them_standing_until_the_next_update(

@@ -143,6 +143,9 @@ def test_a_whole_update_may_be_of_fewer_tensors():
     del pair.source.weights["b"]
     pair.update(whole=True)
     require_equal(pair.got, pair.source.weights)
+    gone = SentTensor("b", "float32", (1,), "same", 0, "0")
+    with pytest.raises(ValueError, match=r"weight 'b': a change of 4 bytes \(found: none; send it whole\)"):
+        pair.held.begin(ChangedBucket([gone], ALGORITHM, 0, pair.held.state))
 
 
 def test_ranks_that_received_different_bytes_are_told_of():

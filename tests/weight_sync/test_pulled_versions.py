@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 import struct
 import threading
 import time
@@ -170,6 +171,13 @@ def test_a_version_says_how_large_it_is(publisher):
         assert files == {f"model-{number:05d}.safetensors" for number in range(1, len(files) + 1)}
         held = sum(tensor.nbytes for tensor in read(publisher.directory(version)).values())
         assert index["metadata"]["total_size"] == held
+
+
+def test_a_version_without_its_weights_is_not_taken_for_one_that_is_held(publisher, local):
+    publisher.publish(1)
+    publisher.changes()  # of nothing: all tensors that it has are whole
+    shutil.copytree(publisher.directory(2), local / publisher.directory(2).name)
+    require_equal(pull(publisher.root, local, 2), publisher.kept[2])
 
 
 def test_changes_that_are_none_have_no_file(publisher):

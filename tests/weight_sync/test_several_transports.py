@@ -136,6 +136,28 @@ def test_further_buckets_are_prepared_ahead_where_all_that_serve_do_so(update, l
     assert log.count(("second", "prepare", "b")) == looking[1]
 
 
+def test_what_a_failed_update_has_gathered_is_given_up_with_its_engines(update, log, monkeypatch):
+    update.connect(endpoints("one"))
+    gathered, buckets = [], Source.buckets
+
+    def noted(source, most):
+        for bucket in buckets(source, most):
+            gathered.append(bucket[0][0])
+            yield bucket
+
+    def refuse(version, plan):
+        raise OSError("gone")
+
+    monkeypatch.setattr(Source, "buckets", noted)
+    with monkeypatch.context() as failing, pytest.raises(OSError, match="gone"):
+        failing.setattr(update._transports[0], "open", refuse)
+        update.run(1)
+    update.connect([])
+    assert update.run(2).sent == 0 and gathered == ["a"]
+    update.connect(endpoints("one"))
+    assert update.run(3).sent == 2 * 3 and gathered == ["a", "a", "b"]
+
+
 def test_one_that_serves_no_engine_rests(update, log):
     update.connect(endpoints("three"))
     log.clear()

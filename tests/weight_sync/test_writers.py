@@ -6,13 +6,15 @@ import torch.distributed as dist
 from slime.backends.sglang_utils.client import EngineError
 from slime.config.run import run_config
 from slime.training.weights import TensorInfo
+from slime.utils.types import EngineEndpoint
 from slime.weight_sync.transports import session as session_module
+from slime.weight_sync.transports.handle import HandleTransport
 from slime.weight_sync.update import WeightUpdate
 from slime.weight_sync.versions.owner import WRITERS, DirectoryTaken, require_directory, take_directory
 from slime.weight_sync.writer import HEADER, new_writer
 from tests.megatron_harness import run_ranks
 from tests.run_args import run_args
-from tests.weight_sync.test_session import PLAN, Session, endpoint, engine, update
+from tests.weight_sync.test_session import PLAN, Alone, Session, endpoint, engine, update
 
 __all__ = ["engine"]  # a fixture
 
@@ -120,6 +122,21 @@ def test_who_comes_back_when_an_engine_has_other_weights_is_stopped_by_name(engi
             return
         step()
         engine.weight_version = "1" if name == "version" else engine.weight_version
+
+
+def test_a_rank_that_tells_no_session_is_stopped_too(engine, monkeypatch):
+    """It hands an engine buckets over a connection of its own."""
+    monkeypatch.setattr(session_module, "_STOPPED_S", 0.0)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    transport = HandleTransport(run_config(run_args(distributed_timeout_minutes=1)))
+    transport.writer, transport.agreement = OLD, Alone()
+    transport.connect([EngineEndpoint(engine.url, None, 1, 1)])
+    assert engine.seen("take_weights") == [{"writer": OLD}]
+    transport._engine.update_weights_from_tensor([], weight_version=None)
+    engine.weight_version = "7"
+    with pytest.raises(EngineError, match=r"weight version '7' .* another trainer has taken its place"):
+        transport._engine.update_weights_from_tensor([], weight_version=None)
+    transport.disconnect()
 
 
 class Source:

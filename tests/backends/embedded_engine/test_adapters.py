@@ -9,7 +9,6 @@ import torch
 
 from slime.adapters.peft_config import served_config
 from slime.arguments.groups.embedded_engine import EmbeddedServerArgs
-from slime.backends.embedded_engine.adapters import read_projections
 from slime.backends.embedded_engine.build import build_server
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.sampling_params import SamplingParams
@@ -140,6 +139,10 @@ def test_layers_of_each_kind_of_model_have_them(family, tmp_path):
         (lambda t, c: c.pop("r"), "no r and lora_alpha that are numbers"),
         (lambda t, c: t.popitem(), "has no lora_A [4, in] and lora_B [out, 4]"),
         (
+            lambda t, c: t.update({next(iter(t)).replace("lora_A", "lora_magnitude_vector"): torch.ones(64)}),
+            "has tensors beside those of its layers",
+        ),
+        (
             lambda t, c: t.update(
                 {
                     "base_model.model.lm_head.lora_A.weight": torch.zeros(4, 64),
@@ -161,15 +164,6 @@ def test_an_adapter_of_another_model_is_refused_by_name(checkpoint, adapters, ch
     with pytest.raises(BadRequest) as refusal:
         scheduler.adapters.load("first", tensors, config)
     assert message in str(refusal.value) and not scheduler.adapters.names
-
-
-def test_the_scale_is_that_of_the_flags_whatever_sglang_makes_of_rslora():
-    flags = LoraConfig(lora_rank=RANK, lora_alpha=ALPHA, lora_use_rslora=True)
-    config = served_config(flags, ["model.layers.0.mlp.up_proj"])
-    assert config["target_modules"] == ["up_proj"]
-    assert config["lora_alpha"] / config["r"] == read_projections({}, config, RANK)[1] == flags.lora_scale
-    peft_says = {**config, "lora_alpha": ALPHA, "use_rslora": True}
-    assert read_projections({}, peft_says, RANK)[1] == flags.lora_scale == ALPHA / 2
 
 
 def test_over_http_they_come_and_go_as_with_sglang(checkpoint, adapters):

@@ -10,8 +10,11 @@ from slime.backends.embedded_engine import memory_occupation, weight_updater
 from slime.backends.embedded_engine.checkpoint import TornWeights
 from slime.backends.embedded_engine.errors import BadRequest
 from slime.backends.embedded_engine.memory_occupation import MemoryOccupation
+from slime.backends.embedded_engine.named_weights import NamedWeights
 from slime.backends.embedded_engine.weight_updater import WeightUpdater, named_tensors
 from slime.utils.tensor_bucket import FlatBuffer, FlattenedTensorBucket, serialize_bucket, serialize_tensors
+from slime.weight_sync.versions.codec import bytes_in, checksum
+from slime.weight_sync.versions.live import ChangedBucket, SentTensor
 from tests.each import hold_each
 
 CPU = torch.device("cpu")
@@ -320,6 +323,24 @@ def test_what_has_no_place_is_received_up_to_twice_the_embedding(parts, size, ta
     large._check("w", torch.int8, (99,))  # it has a place, whatever its size
 
 
+@pytest.mark.parametrize(("name", "size"), [("unknown", 13), ("w", 2)])
+def test_changes_are_received_where_there_is_a_place_for_them(parts, name, size):
+    """An engine that waits for bytes which nobody has announced otherwise stands still until a time limit."""
+    _, weights, updater = parts
+    updater.groups, data = MagicMock(), torch.zeros(size)
+    updater.groups.buffers.return_value = [data.view(torch.uint8)]
+    updater.begin("all")
+    digest = checksum("xxh3-128", bytes_in(data))
+    tensor = SentTensor(name, "float32", (size,), "whole", data.nbytes, digest)
+    bucket = ChangedBucket([tensor], "xxh3-128", 0)
+    if name == "w":
+        updater.from_changes("g", bucket, None, False)
+    else:
+        with pytest.raises(BadRequest, match=r"weight 'unknown': shape \[13\] does not belong to this model"):
+            updater.from_changes("g", bucket, None, False)
+    assert updater.groups.receive.called is weights.update.called is (name == "w")
+
+
 def test_quantised_weights_come_in_the_format_of_their_checkpoint(parts):
     engine, weights, _ = parts
     given, packed = torch.ones(1, dtype=torch.float64), torch.ones(2, dtype=torch.int8)
@@ -371,6 +392,18 @@ def test_memory_is_given_back_by_tag_and_taken_again(parts, monkeypatch, enabled
     assert len(weights.release.call_args_list) == len(wanted)
     memory.resume(tags)
     assert engine.released == set() and weights.resume.called is bool(wanted)
+
+
+def test_weights_of_which_nothing_was_kept_are_zero_when_their_memory_comes_back(monkeypatch):
+    """Whatever is in it then."""
+    weights = NamedWeights(SimpleNamespace(shape=SimpleNamespace(model_type="qwen3")))
+    weights.flat = torch.ones(4)
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", lambda storage, size: storage)
+    for keeps, left in ((True, 1.0), (False, 0.0)):
+        weights.release(keep_backup=keeps)
+        weights.flat.fill_(5)
+        weights.resume()
+        assert weights.flat.tolist() == [left] * 4
 
 
 def test_memory_that_is_in_use_or_was_not_given_back_is_left_alone(parts):
