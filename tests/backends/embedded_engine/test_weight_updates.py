@@ -185,6 +185,22 @@ def test_an_update_begins_when_what_runs_has_ended(server):
     assert server.post("/end_weight_update").status_code == 200
 
 
+def test_a_checkpoint_is_loaded_when_what_runs_has_ended(server, tmp_path):
+    model = make_checkpoint(tmp_path, seed=32)
+    answers: list[dict] = []
+    sampling = {"max_new_tokens": LONG, "ignore_eos": True}
+    server.post("/update_weight_version", new_version="before")
+    running = threading.Thread(target=lambda: answers.append(server.generate(PROMPT, sampling)))
+    running.start()
+    while used(server) < 20 and not answers:
+        time.sleep(0.002)
+    body = {"model_path": str(tmp_path), "weight_version": "after", "flush_cache": False}
+    assert server.post("/update_weights_from_disk", **body).status_code == 200
+    running.join(60)
+    assert [span["version"] for span in answers[0]["meta_info"]["weight_versions"]] == ["before"]
+    assert serves(server, model)
+
+
 def test_what_runs_is_ended_where_an_update_asks_for_that(server):
     answers: list[dict] = []
     sampling = {"max_new_tokens": LONG, "ignore_eos": True}
@@ -274,6 +290,8 @@ def test_the_checker_sees_a_single_changed_weight(server):
     assert [name for name in checksums if checksums[name] != changed[name]] == ["model.norm.weight"]
     comparison = server.post("/weights_checker", action="compare")
     assert comparison.status_code == 400 and "model.norm.weight" in comparison.json()["message"]
+    skipped = {"action": "compare", "skip_tensor_list": ["model.norm.weight"]}
+    assert server.post("/weights_checker", **skipped).status_code == 200
     values = server.post("/get_weights_by_name", name="model.norm.weight", truncate_size=3).json()
     assert values == [1.5, 1.5, 1.5]
     others = [name for name in checksums if name != "model.norm.weight"]
