@@ -239,7 +239,7 @@ def test_a_mixture_would_be_found(made, engines, said, checkpoints, monkeypatch)
     probes = Probes(said)
     monkeypatch.setattr(Engine, "_resting", False)
     monkeypatch.setattr(Engine, "pause", lambda engine, mode: None)
-    with each_message(lambda number, path, sent: probes.send(endpoint.url)):
+    with each_message(lambda number, path, sent: probes.send(endpoint.url).result(120)):
         update.run(2)
     with pytest.raises(AssertionError, match="a mixture was computed with"):
         probes.require_whole()
