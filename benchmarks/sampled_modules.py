@@ -14,6 +14,11 @@ SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/weight_sync/versions/puller.py": ("weight_sync/test_puller",),
     "slime/weight_sync/versions/codec.py": ("weight_sync/test_versions", "weight_sync/test_pulled_versions"),
     "slime/weight_sync/versions/local.py": ("weight_sync/test_versions", "weight_sync/test_pulled_versions"),
+    "slime/weight_sync/versions/folder.py": ("weight_sync/test_pulled_versions", "weight_sync/test_disk"),
+    "slime/weight_sync/versions/remote.py": ("weight_sync/test_delta_remote",),
+    "slime/weight_sync/versions/source.py": ("weight_sync/test_remote", "weight_sync/test_versions"),
+    "slime/weight_sync/versions/storage.py": ("weight_sync/test_remote",),
+    "slime/utils/stores.py": ("weight_sync/test_remote", "arguments/test_weight_sync"),
     "slime/weight_sync/versions/manifest.py": (
         "weight_sync/test_versions",
         "weight_sync/test_pulled_versions",

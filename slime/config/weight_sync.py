@@ -62,7 +62,8 @@ class WeightSyncConfig:
     )
     release_train: bool = refused(False, help="destroy trainer processes while engines generate")
     update_weight_disk_dir: str | None = place_flag(
-        help="directory of this run alone that trainer and engines share, for --update-weight-transport disk"
+        help="directory of this run alone that trainer and engines share, for --update-weight-transport "
+        "disk; with --update-weight-local-checkpoint-dir a URL too (s3://bucket/run7)"
     )
     update_weight_disk_keep_files: bool = flag(
         False, help="keep the versions there that all engines have left behind"

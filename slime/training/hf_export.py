@@ -196,9 +196,15 @@ def _name_shards(directory: Path, shards: list[dict[str, int]]) -> None:
 
 def copy_assets(source: Path, target: Path) -> None:
     """Copies the files of a checkpoint directory that hold no weights."""
+    for file in assets_of(source):
+        shutil.copyfile(file, target / file.name)
+
+
+def assets_of(source: Path) -> Iterator[Path]:
+    """The files of a checkpoint directory that hold no weights."""
     for file in source.iterdir():
         if file.is_file() and not any(file.match(pattern) for pattern in _WEIGHT_PATTERNS):
-            shutil.copyfile(file, target / file.name)
+            yield file
 
 
 def _copy_assets(source: Path, target: Path, dtype: torch.dtype) -> None:

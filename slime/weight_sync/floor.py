@@ -31,7 +31,7 @@ def copy_speed(nbytes: int, device: torch.device) -> float:
         target.copy_(source)
         synchronize(device)
 
-    return _best(nbytes, copy)
+    return speed_of(nbytes, copy)
 
 
 def disk_speed(nbytes: int, directory: Path) -> float:
@@ -46,7 +46,7 @@ def disk_speed(nbytes: int, directory: Path) -> float:
         with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
             file.write(data)
 
-    return _best(nbytes, write)
+    return speed_of(nbytes, write)
 
 
 def loopback_speed(nbytes: int) -> float:
@@ -66,7 +66,7 @@ def loopback_speed(nbytes: int) -> float:
             _receive(receiver, target)
             sending.join()
 
-        return _best(nbytes, send)
+        return speed_of(nbytes, send)
 
 
 def _receive(receiver: socket.socket, target: memoryview) -> None:
@@ -77,7 +77,7 @@ def _receive(receiver: socket.socket, target: memoryview) -> None:
         target = target[got:]
 
 
-def _best(nbytes: int, act: Callable[[], None]) -> float:
+def speed_of(nbytes: int, act: Callable[[], None]) -> float:
     """Bytes per second of the fastest of a few attempts, for which memory has been touched before."""
     best = float("inf")
     for _ in range(_ATTEMPTS):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,6 +66,46 @@ def test_a_function_that_is_told_of_versions_is_looked_at(words, notes, refusals
 )
 def test_what_changes_cannot_do_without_is_named(words, refusal, changes, others, said):
     assert refusal(words(**changes | others)).startswith(said)
+
+
+def test_a_url_takes_the_place_of_the_directory(words, notes, changes):
+    for mode in ("delta", "full"):
+        own = dict(update_weight_disk_dir="s3://bucket/run7", update_weight_mode=mode)
+        assert notes(words(**changes | own)) == []
+        assert validated_args(words(**changes | own)).update_weight_disk_dir == "s3://bucket/run7"
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (
+            dict(update_weight_disk_dir="s3://k:secret@bucket/run7"),
+            "s3://...: has a user or a password in it",
+        ),
+        (dict(update_weight_disk_dir="memory://run7"), "memory://run7: is the memory of one process"),
+        (dict(update_weight_disk_dir="gs://bucket/run7"), "gs://bucket/run7: what opens it is not installed"),
+        (
+            dict(update_weight_mode="full", update_weight_local_checkpoint_dir=None),
+            "s3://bucket/run7: without --update-weight-local-checkpoint-dir, from which engines load",
+        ),
+        (
+            dict(update_weight_transport="nccl", update_weight_disk_dir="s3://k:secret@bucket/run7"),
+            "s3://...: has a user or a password in it",
+        ),
+    ],
+)
+def test_urls_that_cannot_be_used_are_refused_and_no_secret_is_shown(
+    words, refusals, changes, monkeypatch, others, said
+):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    lines = refusals(words(**changes | dict(update_weight_disk_dir="s3://bucket/run7") | others))
+    assert any(line.startswith(f"--update-weight-disk-dir {said}") for line in lines), lines
+    assert "secret" not in str(lines)
+
+
+def test_a_local_directory_is_not_that_of_a_url(words, refusal, changes):
+    said = refusal(words(**changes | dict(update_weight_disk_dir="file:///tmp/local")))
+    assert said.startswith("--update-weight-local-checkpoint-dir /tmp/local: is --update-weight-disk-dir")
 
 
 def test_engines_whose_machines_make_no_checkpoints_are_refused(words, refusals, changes):

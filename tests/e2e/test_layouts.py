@@ -110,14 +110,14 @@ def _expect_agreement(run) -> None:
 def test_async_training_is_one_rollout_ahead(start, rl_flags, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     flags = ["--num-rollout", 3, "--trace", trace, "--update-weight-transport", "disk"]
-    flags += ["--update-weight-disk-dir", tmp_path / "versions", "--update-weight-mode", "delta"]
+    flags += ["--update-weight-disk-dir", f"file://{tmp_path}/versions", "--update-weight-mode", "delta"]
     flags += ["--update-weight-local-checkpoint-dir", tmp_path / "local"]
     with Collector() as collector:
         flags += ["--otlp-endpoint", collector.url, "--run-name", "ahead"]
         run = start([*rl_flags, *flags], script="train_async.py").expect_success()
     assert sorted(run.rows("train")) == [0, 1, 2]
-    for place in ("versions", "local"):  # what has changed, and the checkpoint that was made of it
-        assert max(path.name for path in (tmp_path / place).glob("weight*")) == "weight_v000004"
+    for place in ("versions/trainer_000001_*", "local"):  # what has changed, and the checkpoint made of it
+        assert max(path.name for path in tmp_path.glob(f"{place}/weight*")) == "weight_v000004"
     assert all(0 < row["perf/update_weights_density"] < 1 for row in run.rows("rollout").values())
     assert run.rows("train")[0]["train/train_rollout_logprob_abs_diff"] < 1e-5
     assert _ages(run) == [(0, 0), (1, 1), (1, 1)]

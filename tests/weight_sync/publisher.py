@@ -27,8 +27,9 @@ def random_bytes(rng, size):
 class Publisher:
     """What a trainer writes: weights that change a little from version to version."""
 
-    def __init__(self, root, encoding="xor", algorithm="xxh3-128"):
+    def __init__(self, root, encoding="xor", algorithm="xxh3-128", place=None):
         self.root, self.encoding, self.algorithm = root, encoding, algorithm
+        self.place = root if place is None else place
         self.assets = root.parent / "assets"
         self.assets.mkdir(exist_ok=True)
         (self.assets / "config.json").write_text("{}")
@@ -53,7 +54,7 @@ class Publisher:
 
     def whole(self):
         self.version += 1
-        staged = StagedVersion(self.root, self.version, self.algorithm)
+        staged = StagedVersion(self.place, self.version, self.algorithm)
         for name, tensor in self.weights.items():
             staged.write([(name, tensor)])
         self.manifest = staged.publish(self.assets)
@@ -62,7 +63,7 @@ class Publisher:
     def changes(self):
         self.version += 1
         before = self.kept[self.version - 1]
-        staged = StagedChanges(self.root, self.version, self.manifest, self.encoding)
+        staged = StagedChanges(self.place, self.version, self.manifest, self.encoding)
         for name, tensor in self.weights.items():
             found = difference(bytes_in(tensor), bytes_in(before[name]), self.encoding)
             if found:

@@ -72,7 +72,7 @@ class Puller(Recorder):
     def pull(self, body):
         assert body["local_checkpoint_dir"] == str(self.local.parent / "configured")
         try:
-            path = pull(Path(body["source_dir"]), self.local, body["target_version"])
+            path = pull(body["source_dir"], self.local, body["target_version"])
         except (ValueError, OSError) as error:
             return JSONResponse({"success": False, "message": str(error)}, status_code=400)
         return {"success": True, "path": str(path)}

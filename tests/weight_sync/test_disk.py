@@ -22,8 +22,9 @@ from slime.utils.types import EngineEndpoint
 from slime.weight_sync import update as weight_update
 from slime.weight_sync.agreement import RankAgreement
 from slime.weight_sync.report import SyncReport, of_all_ranks
-from slime.weight_sync.transports import disk, session, transports_of
+from slime.weight_sync.transports import session, transports_of
 from slime.weight_sync.update import WeightUpdate
+from slime.weight_sync.versions import folder
 from slime.weight_sync.versions.manifest import MANIFEST
 from slime.weight_sync.versions.owner import WRITERS, DirectoryTaken, take_directory
 from slime.weight_sync.versions.staged import StagedVersion
@@ -187,7 +188,7 @@ def test_a_slow_disk_stops_engines_no_longer_than_they_load(connected, engine, m
     writing = StagedVersion.write
     monkeypatch.setattr(StagedVersion, "write", clock.passes(100.0, writing))
     engine.answers["update_weights_from_disk"] = clock.passes(1.0, engine.load)
-    monkeypatch.setattr(disk, "disk_speed", lambda nbytes, directory: 48.0)
+    monkeypatch.setattr(folder, "disk_speed", lambda nbytes, directory: 48.0)
     update, _ = connected()
     assert update.run(1) == SyncReport(sent=3 * 32, transfer=300.0, pause=1.0, floor=2.0)
 
@@ -331,7 +332,7 @@ def test_a_full_disk_ends_the_update_by_name_and_no_engine_is_stopped(connected,
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Path, "mkdir"), (Path, "write_text"), (Path, "rename"), (disk, "remove_others")],
+    [(Path, "mkdir"), (Path, "write_text"), (Path, "rename"), (folder, "remove_others")],
     ids=["begun", "described", "named", "others removed"],
 )
 def test_a_disk_that_turns_read_only_ends_the_update_by_name_at_each_stage(

@@ -14,10 +14,11 @@ import zstandard
 
 from slime.models.checkpoint.safetensors_index import INDEX
 from slime.weight_sync.versions.codec import apply, bytes_in, checksum, difference
+from slime.weight_sync.versions.folder import remove_others
 from slime.weight_sync.versions.local import pull
 from slime.weight_sync.versions.manifest import MANIFEST, state_of, version_of
 from slime.weight_sync.versions.manifest import VersionManifest as Manifest
-from slime.weight_sync.versions.staged import StagedChanges, remove_others
+from slime.weight_sync.versions.staged import StagedChanges
 from tests.weight_sync.publisher import read, require_equal
 
 ZEROS, ONES = np.zeros(9, np.uint8), np.ones(9, np.uint8)

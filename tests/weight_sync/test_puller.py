@@ -101,14 +101,17 @@ def test_bodies_are_read_up_to_a_limit(started, tmp_path, monkeypatch):
         ({"target_version": "1"}, "target_version '1'"),
         ({"target_version": None}, "target_version None"),
         ({"source_dir": "relative"}, "source_dir 'relative'"),
+        ({"source_dir": "s3://k:secret@bucket/run7"}, "source_dir s3://...: has a user or a password in it"),
         ({"local_checkpoint_dir": 7}, "local_checkpoint_dir 7"),
+        ({"local_checkpoint_dir": "s3://bucket/run7"}, "local_checkpoint_dir 's3://bucket/run7'"),
     ],
 )
 def test_what_is_asked_for_wrongly_is_named(changes, said):
     with pytest.raises(ValueError, match=rf"^{said} \(wanted: "):
         asked(HERE | changes)
     local, source, version = asked(HERE)
-    assert (str(local), str(source), version) == ("/local", "/source", 0)
+    assert (str(local), source, version) == ("/local", "/source", 0)
+    assert asked(HERE | {"source_dir": "s3://bucket/run7"})[1] == "s3://bucket/run7"
 
 
 def test_beyond_loopback_it_does_not_start_without_a_key(capsys):

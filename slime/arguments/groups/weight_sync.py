@@ -11,6 +11,7 @@ from slime.arguments.validate.outputs import bad_output
 from slime.config.lora import LoraConfig
 from slime.config.run import filled
 from slime.config.weight_sync import WeightSyncConfig
+from slime.utils.stores import bad_url, is_url, shown
 
 
 def notes(args: Namespace) -> Iterator[str]:
@@ -63,6 +64,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
             "--update-weight-disk-dir: missing (wanted: a directory that trainer and engines share, for "
             "--update-weight-transport disk)"
         )
+    if args.update_weight_disk_dir is not None and is_url(args.update_weight_disk_dir):
+        yield from _bad_store(args)
     if args.update_weight_transport == "nixl":
         yield from _no_reads(args)
     elif is_delta and not is_disk:
@@ -76,6 +79,19 @@ def contradictions(args: Namespace) -> Iterator[str]:
         )
     if is_disk and args.update_weight_local_checkpoint_dir is not None:
         yield from _unreadable(args)
+
+
+def _bad_store(args: Namespace) -> Iterator[str]:
+    """What is about a URL in place of a directory of versions."""
+    url = args.update_weight_disk_dir
+    where = f"--update-weight-disk-dir {shown(url)}"
+    if reason := bad_url(url):
+        yield f"{where}: {reason}"
+    if args.update_weight_transport == "disk" and args.update_weight_local_checkpoint_dir is None:
+        yield (
+            f"{where}: without --update-weight-local-checkpoint-dir, from which engines load what "
+            "lies at a URL (wanted: it, or a directory that trainer and engines share)"
+        )
 
 
 def _no_changes_over_a_group(args: Namespace) -> Iterator[str]:
@@ -154,7 +170,9 @@ def _unreadable(args: Namespace) -> Iterator[str]:
     where = f"--update-weight-local-checkpoint-dir {local}"
     if not os.path.isabs(local):
         yield f"{where}: is no absolute path (wanted: one, as it names a directory on other machines)"
-    if args.update_weight_disk_dir is not None and _same(local, args.update_weight_disk_dir):
+    if args.update_weight_disk_dir is not None and _same(
+        local, args.update_weight_disk_dir.removeprefix("file://")
+    ):
         yield f"{where}: is --update-weight-disk-dir (wanted: another directory)"
     if args.rollout_external:
         yield (
@@ -176,7 +194,8 @@ def _same(first: str, second: str) -> bool:
 
 def missing(args: Namespace) -> Iterator[str]:
     """The directory of versions, if it cannot be written."""
-    yield from bad_output(args, "update_weight_disk_dir", is_directory=True)
+    if not is_url(args.update_weight_disk_dir or ""):
+        yield from bad_output(args, "update_weight_disk_dir", is_directory=True)
 
 
 CONFIG_GROUP = ConfigGroup(

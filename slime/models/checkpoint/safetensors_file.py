@@ -53,7 +53,7 @@ class SafetensorFile:
         self._missing = set(specs)
         if other := [name for name, (dtype, _) in specs.items() if dtype not in _NAMES]:
             raise ValueError(f"{path}: {other[0]} is {specs[other[0]][0]}, which is not written")
-        header, self._offsets, end = _layout(specs)
+        header, self._offsets, end = layout(specs)
         self._file = self.path.open("wb", buffering=0)
         try:
             self._put(memoryview(header), 0)
@@ -89,7 +89,7 @@ class SafetensorFile:
                 data, at = data[written:], at + written
 
 
-def _layout(specs: Mapping[str, Spec]) -> tuple[bytes, dict[str, int], int]:
+def layout(specs: Mapping[str, Spec]) -> tuple[bytes, dict[str, int], int]:
     """The header, where in the file each tensor begins, and the size of the file.
 
     Wide formats come first, so that every tensor is aligned to its own.

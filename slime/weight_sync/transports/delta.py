@@ -15,7 +15,7 @@ from slime.weight_sync.transports.disk import DiskTransport
 from slime.weight_sync.transports.session import CONFLICT, WriterClient
 from slime.weight_sync.versions.codec import Bytes, apply, bytes_in, checksum, difference
 from slime.weight_sync.versions.manifest import Entry, VersionManifest
-from slime.weight_sync.versions.staged import StagedChanges, StagedVersion, remove_others
+from slime.weight_sync.versions.staged import StagedChanges, StagedVersion
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class DeltaTransport(DiskTransport):
     def _stage(self) -> StagedVersion:
         if self._base is None:
             return super()._stage()
-        return StagedChanges(self._root, int(self._version), self._base, self._encoding)
+        return StagedChanges(self._storage, int(self._version), self._base, self._encoding)
 
     def _send_changes(self, staged: StagedChanges, bucket: NamedTensors) -> int:
         changes: dict[str, tuple[Entry, bytes]] = {}
@@ -89,7 +89,7 @@ class DeltaTransport(DiskTransport):
 
     def _write_whole(self, version: int) -> VersionManifest:
         """Writes the version that is kept, with the changes that are not confirmed yet."""
-        staged = StagedVersion(self._root, version, self._algorithm)
+        staged = StagedVersion(self._storage, version, self._algorithm)
         for bucket in self._buckets():
             staged.write(bucket)
         return staged.publish(self._assets)
@@ -142,7 +142,7 @@ class DeltaTransport(DiskTransport):
     def _remove_others(self) -> None:
         if not self._keeps_files:
             kept = range(self._oldest, int(self._version) + 1)
-            self._on_disk(partial(remove_others, self._root, kept))
+            self._on_disk(partial(self._storage.remove_others, kept))
 
 
 def _copied(tensor: torch.Tensor) -> Bytes:

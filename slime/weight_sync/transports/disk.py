@@ -1,4 +1,4 @@
-"""Weights as checkpoints in a directory that trainer and engines share."""
+"""Weights as checkpoints in a directory, or an object store, that trainer and engines share."""
 
 import math
 import os
@@ -14,12 +14,12 @@ from slime.training.weights import NamedTensors
 from slime.utils.deadlines import within
 from slime.utils.misc import load_function
 from slime.weight_sync.agreement import answer_limit
-from slime.weight_sync.floor import disk_speed, probe_size
+from slime.weight_sync.floor import probe_size
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.transports.session import SessionTransport, WriterClient
 from slime.weight_sync.versions.manifest import VersionManifest, directory_of
-from slime.weight_sync.versions.owner import require_directory, take_directory
-from slime.weight_sync.versions.staged import StagedVersion, remove_others
+from slime.weight_sync.versions.staged import StagedVersion
+from slime.weight_sync.versions.storage import storage_of
 
 T = TypeVar("T")
 _HOST = torch.device("cpu")
@@ -40,7 +40,7 @@ class DiskTransport(SessionTransport):
         super().__init__(config)
         self._answer_limit = answer_limit(config, loads_all=True)
         sync = config.weight_sync
-        self._root = Path(sync.update_weight_disk_dir or "").absolute()
+        self._storage = storage_of(sync.update_weight_disk_dir or "")
         self._local = sync.update_weight_local_checkpoint_dir
         self._algorithm = sync.update_weight_delta_checksum
         self._keeps_files = sync.update_weight_disk_keep_files
@@ -57,7 +57,7 @@ class DiskTransport(SessionTransport):
     def path_speed(self) -> float:
         if not self._engines.endpoints:
             return math.inf
-        return self._on_disk(lambda: disk_speed(probe_size(self._bucket_bytes, _HOST), self._root))
+        return self._on_disk(lambda: self._storage.speed(probe_size(self._bucket_bytes, _HOST)))
 
     def open(self, version: str, plan: WeightPlan) -> None:
         self._version, self._plan = version, plan
@@ -92,23 +92,26 @@ class DiskTransport(SessionTransport):
 
     def _stage(self) -> StagedVersion:
         if self._served is not None:
-            remove_others(self._root, {self._served})
-        return StagedVersion(self._root, int(self._version), self._algorithm)
+            self._storage.remove_others({self._served})
+        return StagedVersion(self._storage, int(self._version), self._algorithm)
 
     def _tell_written(self) -> None:
         """Calls the user's function: the version is complete, and no engine has been asked to read it."""
         if self._hook is not None:
-            written = str(directory_of(self._root, int(self._version)))
-            load_function(self._hook)(self._args, written, list(self._engines.endpoints))
+            load_function(self._hook)(self._args, self._written, list(self._engines.endpoints))
+
+    @property
+    def _written(self) -> str:
+        """The directory of the version, or its URL."""
+        return f"{self._storage.source}/{directory_of(Path(), int(self._version)).name}"
 
     def _fetch(self) -> dict[WriterClient, str]:
         """The directory that each engine is to load."""
-        published = str(directory_of(self._root, int(self._version)))
         if self._local is None:
-            return dict.fromkeys(self._engines.clients, published)
+            return dict.fromkeys(self._engines.clients, self._written)
         body = {
             "local_checkpoint_dir": os.path.abspath(self._local),
-            "source_dir": str(self._root),
+            "source_dir": self._storage.source,
             "target_version": int(self._version),
         }
         pulled = self._engines.each(lambda engine: _pull(engine, body))
@@ -119,7 +122,7 @@ class DiskTransport(SessionTransport):
         if self._keeps_files:
             return
         if self._served is None:  # what earlier runs have left
-            self._on_disk(partial(remove_others, self._root, {int(self._version)}))
+            self._on_disk(partial(self._storage.remove_others, {int(self._version)}))
         self._served = int(self._version)
 
     def _join(self) -> None:
@@ -129,7 +132,7 @@ class DiskTransport(SessionTransport):
             RuntimeError: the directory cannot be written.
         """
         if self._engines.endpoints and self.writer is not None:
-            self._access(partial(take_directory, self._root, self.writer))
+            self._access(partial(self._storage.take, self.writer))
 
     def _leave(self) -> None:
         self._staged = None
@@ -139,7 +142,7 @@ class DiskTransport(SessionTransport):
 
         def require() -> None:
             if self.writer is not None:
-                require_directory(self._root, self.writer)
+                self._storage.require(self.writer)
 
         def own() -> T:
             require()
@@ -158,15 +161,15 @@ class DiskTransport(SessionTransport):
             RuntimeError: the directory cannot be written, or does not answer in time.
         """
         try:
-            return within(self._timeout.total_seconds(), f"access to {self._root}", work)
+            return within(self._timeout.total_seconds(), f"access to {self._storage}", work)
         except TimeoutError as error:
             raise RuntimeError(
-                f"--update-weight-disk-dir {self._root}: {error} (wanted: a disk that answers within "
+                f"--update-weight-disk-dir {self._storage}: {error} (wanted: a disk that answers within "
                 "--distributed-timeout-minutes)"
             ) from error
         except OSError as error:
             raise RuntimeError(
-                f"--update-weight-disk-dir {self._root}: {error} (wanted: a directory that can be written, "
+                f"--update-weight-disk-dir {self._storage}: {error} (wanted: a place that can be written, "
                 "with room for two versions of the weights)"
             ) from error
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -14,33 +13,20 @@ from safetensors import SafetensorError
 from slime.models.checkpoint.safetensors_dir import SafetensorReader
 from slime.models.checkpoint.tensor_slices import bytes_of
 from slime.weight_sync.versions.codec import apply, bytes_in
-from slime.weight_sync.versions.manifest import Entry, VersionManifest, directory_of, state_of, version_of
-from slime.weight_sync.versions.staged import StagedVersion, remove_others, verify
+from slime.weight_sync.versions.folder import remove_others, verify
+from slime.weight_sync.versions.manifest import Entry, directory_of, state_of, version_of
+from slime.weight_sync.versions.source import Source, Version, source_of
+from slime.weight_sync.versions.staged import StagedVersion
 
 _LOCK = ".lock"
 _POLL_S = 0.05
-
-
-class Version(NamedTuple):
-    """A version, and the directory that it is in."""
-
-    path: Path
-    manifest: VersionManifest
-
-    @classmethod
-    def read(cls, path: Path) -> "Version":
-        """
-        Raises:
-            ValueError: see `VersionManifest.read`.
-        """
-        return cls(path, VersionManifest.read(path))
 
 
 Held = Mapping[str, Version]
 """Whole versions of this machine by their state."""
 
 
-def pull(source: Path, local: Path, version: int, timeout_s: float = 600.0) -> Path:
+def pull(source: Path | str, local: Path, version: int, timeout_s: float = 600.0) -> Path:
     """Makes a version that a trainer has published a whole checkpoint in ``local``, and returns where.
 
     It starts from what is there, where the version builds on that; else from the newest whole version before
@@ -48,6 +34,7 @@ def pull(source: Path, local: Path, version: int, timeout_s: float = 600.0) -> P
     may share ``local``: they come one after the other, and the second one finds it made.
 
     Args:
+        source: a directory, or a URL from which files are fetched to ``local`` first.
         timeout_s: how long it waits for another reader.
 
     Raises:
@@ -64,10 +51,11 @@ def pull(source: Path, local: Path, version: int, timeout_s: float = 600.0) -> P
         raise OSError(f"{local}: {error}") from error
 
 
-def _pull(source: Path, local: Path, version: int, timeout_s: float) -> Path:
-    wanted = Version.read(directory_of(source, version))
+def _pull(place: Path | str, local: Path, version: int, timeout_s: float) -> Path:
+    source = source_of(place, local)
+    wanted = source.version(version)
     local.mkdir(parents=True, exist_ok=True)
-    with _alone(local, timeout_s):
+    with _alone(local, timeout_s), source:
         held = _held(local)
         try:
             made = _made(source, local, wanted, held)
@@ -98,7 +86,7 @@ def _held(local: Path) -> dict[str, Version]:
     return held
 
 
-def _made(source: Path, local: Path, wanted: Version, held: Held) -> Path:
+def _made(source: Source, local: Path, wanted: Version, held: Held) -> Path:
     state = wanted.manifest.state
     if state in held:
         path, manifest = held[state]
@@ -116,6 +104,11 @@ def _made(source: Path, local: Path, wanted: Version, held: Held) -> Path:
         raise ValueError(
             f"{wanted.path}: the versions before it lead to state {state_of(tensors)} (wanted: {state})"
         )
+    if start.manifest.state not in held:
+        start = source.whole(start)
+        if start.path.parent == local and not links:
+            return start.path
+    links = [source.fetched(link) for link in links]
     staged = StagedVersion(local, wanted.manifest.version, wanted.manifest.checksum)
     with staged.or_nothing():
         _write(start, links, tensors, staged)
@@ -125,12 +118,12 @@ def _made(source: Path, local: Path, wanted: Version, held: Held) -> Path:
     return directory_of(local, wanted.manifest.version)
 
 
-def _chain(source: Path, wanted: Version, held: Held) -> tuple[Version, list[Version]]:
+def _chain(source: Source, wanted: Version, held: Held) -> tuple[Version, list[Version]]:
     """A whole version, and the changes that lead from it to the one that is wanted, in order."""
     links = [wanted]
     while (base := links[-1].manifest.base) is not None and base.state not in held:
         try:
-            found = Version.read(directory_of(source, base.version))
+            found = source.version(base.version)
         except ValueError as error:
             raise ValueError(f"{links[-1].path}: builds on version {base.version}: {error}") from error
         if found.manifest.state != base.state:

@@ -14,6 +14,7 @@ from slime.utils.misc import naming
 from slime.weight_sync.versions.codec import Bytes
 
 MANIFEST = "manifest.json"
+NO_VERSION = f"is no version of weights (wanted: a directory with {MANIFEST})"
 _NAME = re.compile(r"\.?weight_v(\d{6,})(\.partial)?")
 
 
@@ -72,7 +73,8 @@ class VersionManifest:
     def link(self) -> Link:
         return Link(self.version, self.state)
 
-    def write(self, directory: Path) -> None:
+    def content(self) -> dict[str, Any]:
+        """What the file of it says."""
         content: dict[str, Any] = {"version": str(self.version), "state": self.state}
         if self.base is not None:
             content |= {"base": {"version": str(self.base.version), "state": self.base.state}}
@@ -81,7 +83,10 @@ class VersionManifest:
             "checksum": self.checksum,
             "tensors": {name: entry._asdict() for name, entry in self.tensors.items()},
         }
-        write_json(directory / MANIFEST, content)
+        return content
+
+    def write(self, directory: Path) -> None:
+        write_json(directory / MANIFEST, self.content())
 
     @classmethod
     def read(cls, directory: Path) -> "VersionManifest":
@@ -92,15 +97,26 @@ class VersionManifest:
         """
         path = directory / MANIFEST
         if not path.is_file():  # a pipe of that name would never be read to its end
-            raise ValueError(f"{directory}: is no version of weights (wanted: a directory with {MANIFEST})")
+            raise ValueError(f"{directory}: {NO_VERSION}")
+        return cls.parse(path.read_bytes(), str(path))
+
+    @classmethod
+    def parse(cls, content: bytes, where: str) -> "VersionManifest":
+        """
+        Args:
+            where: names it in an error.
+
+        Raises:
+            ValueError: see `read`.
+        """
         try:
-            found = _parsed(json.loads(path.read_bytes()))
+            found = _parsed(json.loads(content))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path}: not a manifest of weights ({error!r:.200})") from error
+            raise ValueError(f"{where}: not a manifest of weights ({error!r:.200})") from error
         if found.base is None and found.state != (state := state_of(found.tensors)):
-            raise ValueError(f"{path}: state {found.state} (wanted: {state}, by its tensors)")
+            raise ValueError(f"{where}: state {found.state} (wanted: {state}, by its tensors)")
         if found.base is not None and found.base.version >= found.version:
-            raise ValueError(f"{path}: builds on version {found.base.version} (wanted: an earlier one)")
+            raise ValueError(f"{where}: builds on version {found.base.version} (wanted: an earlier one)")
         return found
 
 
@@ -122,7 +138,11 @@ def version_of(path: Path) -> int | None:
 
 def write_json(path: Path, content: object) -> None:
     with naming(path):
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        path.write_text(as_json(content))
+
+
+def as_json(content: object) -> str:
+    return json.dumps(content, indent=1) + "\n"
 
 
 def _parsed(content: Any) -> VersionManifest:

@@ -12,10 +12,11 @@ import json
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from slime.utils.addresses import is_loopback
 from slime.utils.same_site import FOREIGN, is_foreign
+from slime.utils.stores import bad_url, is_url, shown
 from slime.weight_sync.versions.local import pull
 
 _MAX_BYTES = 64 * 1024
@@ -93,22 +94,28 @@ class _Handler(BaseHTTPRequestHandler):
         print(f"{self.address_string()} {format % args}", flush=True)
 
 
-def asked(body: dict[str, Any]) -> tuple[Path, Path, int]:
+def asked(body: dict[str, Any]) -> tuple[Path, str, int]:
     """Local directory, source and version of a request.
 
     Raises:
-        ValueError: one is missing, or no absolute path.
+        ValueError: one is missing, or no absolute path; the source may be a URL.
     """
     version = body.get("target_version")
     if not isinstance(version, int) or version < 0:
         raise ValueError(f"target_version {version!r} (wanted: a number)")
-    found = []
-    for name in ("local_checkpoint_dir", "source_dir"):
-        path = body.get(name)
-        if not isinstance(path, str) or not Path(path).is_absolute():
-            raise ValueError(f"{name} {path!r} (wanted: an absolute path)")
-        found.append(Path(path))
-    return found[0], found[1], version
+    local, source = body.get("local_checkpoint_dir"), body.get("source_dir")
+    if isinstance(source, str) and is_url(source):
+        if reason := bad_url(source):
+            raise ValueError(f"source_dir {shown(source)}: {reason}")
+    elif not _is_from_root(source):
+        raise ValueError(f"source_dir {source!r} (wanted: an absolute path, or a URL)")
+    if not _is_from_root(local):
+        raise ValueError(f"local_checkpoint_dir {local!r} (wanted: an absolute path)")
+    return Path(local), str(source), version
+
+
+def _is_from_root(path: Any) -> TypeGuard[str]:
+    return isinstance(path, str) and Path(path).is_absolute()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

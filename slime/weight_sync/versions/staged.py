@@ -1,30 +1,20 @@
-"""Writes versions of weights: directories that get their names when they are complete."""
+"""Writes versions of weights, which are there for readers when they are complete."""
 
-import shutil
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from slime.models.checkpoint.safetensors_dir import SafetensorReader
-from slime.models.checkpoint.safetensors_file import SafetensorFile
 from slime.models.checkpoint.safetensors_index import INDEX
-from slime.training.hf_export import copy_assets
 from slime.training.weights import NamedTensors
 from slime.weight_sync.versions.codec import bytes_in, checksum
-from slime.weight_sync.versions.manifest import (
-    Entry,
-    VersionManifest,
-    directory_of,
-    state_of,
-    version_of,
-    write_json,
-)
+from slime.weight_sync.versions.folder import Folder
+from slime.weight_sync.versions.manifest import Entry, VersionManifest, state_of
+from slime.weight_sync.versions.storage import Storage
 
 _COMPRESSION = "zstd"
-_UNFINISHED = ".weight_v*.partial"
 
 
 class StagedVersion:
@@ -34,19 +24,17 @@ class StagedVersion:
     next version needs the room.
 
     Args:
+        place: a directory of versions, or a storage.
         algorithm: of checksums.
 
     Raises:
-        OSError: the directory cannot be written.
+        OSError: nothing can be written there.
     """
 
-    def __init__(self, root: Path, version: int, algorithm: str = "xxh3-128") -> None:
+    def __init__(self, place: Path | Storage, version: int, algorithm: str = "xxh3-128") -> None:
         self._version, self._algorithm = version, algorithm
-        self._final = directory_of(root, version)
-        self._partial = root / f".{self._final.name}.partial"
-        for left in root.glob(_UNFINISHED):
-            shutil.rmtree(left, ignore_errors=True)
-        self._partial.mkdir(parents=True)
+        storage = Folder(place) if isinstance(place, Path) else place
+        self._draft = storage.draft(version)
         self.entries: dict[str, Entry] = {}
         self._written: dict[str, str] = {}
         self._files = self._bytes = 0
@@ -61,7 +49,7 @@ class StagedVersion:
         return sum(tensor.nbytes for _, tensor in whole)
 
     def publish(self, assets: Path) -> VersionManifest:
-        """Completes the checkpoint, reads it once and gives it its name.
+        """Completes the checkpoint and makes it a version.
 
         Args:
             assets: the checkpoint directory whose config and tokenizer belong to the weights.
@@ -71,7 +59,7 @@ class StagedVersion:
         """
         manifest = VersionManifest(self._version, state_of(self.entries), self._algorithm, self.entries)
         with self.or_nothing():
-            copy_assets(assets, self._partial)
+            self._draft.copy_assets(assets)
             self._complete(manifest, {})
         return manifest
 
@@ -81,18 +69,18 @@ class StagedVersion:
         try:
             yield
         except BaseException:
-            shutil.rmtree(self._partial, ignore_errors=True)
+            self._draft.discard()
             raise
 
     def _write_file(self, tensors: Sequence[tuple[str, torch.Tensor]]) -> str:
         """Returns the name of the file."""
         self._files += 1
-        file = self._partial / f"model-{self._files:05d}.safetensors"
+        file = f"model-{self._files:05d}.safetensors"
         specs = {name: (t.dtype, tuple(t.shape)) for name, t in tensors}
         digest = lambda pair: checksum(self._algorithm, bytes_in(pair[1]))
         with (
             self.or_nothing(),
-            SafetensorFile(file, specs) as out,
+            self._draft.file(file, specs) as out,
             ThreadPoolExecutor(1, thread_name_prefix="checksums") as beside,
         ):
             digests = beside.map(digest, tensors)
@@ -100,17 +88,13 @@ class StagedVersion:
                 out.write(name, tensor)
                 self._bytes += tensor.nbytes
             self._written |= dict(zip(specs, digests, strict=True))
-        return file.name
+        return file
 
     def _complete(self, manifest: VersionManifest, metadata: Mapping[str, str]) -> None:
         weight_map = {name: entry.file for name, entry in self.entries.items()}
         told = {"total_size": self._bytes, **metadata}
-        write_json(self._partial / INDEX, {"metadata": told, "weight_map": weight_map})
-        manifest.write(self._partial)
-        verify(self._partial, self._written, self._algorithm)
-        if self._final.exists():  # of an earlier run, or the changes in whose place all weights come
-            shutil.rmtree(self._final)
-        self._partial.rename(self._final)
+        self._draft.write_json(INDEX, {"metadata": told, "weight_map": weight_map})
+        self._draft.publish(manifest, self._written)
 
 
 class StagedChanges(StagedVersion):
@@ -120,8 +104,8 @@ class StagedChanges(StagedVersion):
         base: a whole manifest of it.
     """
 
-    def __init__(self, root: Path, version: int, base: VersionManifest, encoding: str) -> None:
-        super().__init__(root, version, base.checksum)
+    def __init__(self, place: Path | Storage, version: int, base: VersionManifest, encoding: str) -> None:
+        super().__init__(place, version, base.checksum)
         self._base, self._encoding = base, encoding
 
     def write_changes(self, bucket: Mapping[str, tuple[Entry, bytes]]) -> int:
@@ -138,7 +122,7 @@ class StagedChanges(StagedVersion):
         return sum(len(payload) for _, payload in bucket.values())
 
     def publish(self, assets: Path) -> VersionManifest:
-        """Completes the version, reads it once and gives it its name.
+        """Completes the version.
 
         Raises:
             ValueError: a change is read otherwise than it was written; the tensor is named.
@@ -158,35 +142,6 @@ class StagedChanges(StagedVersion):
         with self.or_nothing():
             self._complete(manifest, metadata)
         return manifest
-
-
-def verify(version: Path, digests: Mapping[str, str], algorithm: str) -> None:
-    """Reads what a version's files hold, and holds it against checksums by name.
-
-    Raises:
-        ValueError: a file cannot be read, or a tensor is another than was written; it is named.
-    """
-    if not digests:
-        return
-    with SafetensorReader(version) as reader:
-        for name, wanted in digests.items():
-            tensor = reader.read(name).contiguous()
-            found = checksum(algorithm, bytes_in(tensor))
-            if found != wanted:
-                raise ValueError(
-                    f"{version}: {name}: {algorithm} {found} is read (wanted: {wanted}, as was written)"
-                )
-
-
-def remove_others(root: Path, kept: Container[int]) -> None:
-    """Removes all versions but these, and what killed writers have left of others.
-
-    Later ones are of a run that went further than the checkpoint from which this one goes on.
-    """
-    for path in root.iterdir():
-        version = version_of(path)
-        if version is not None and version not in kept:
-            shutil.rmtree(path)
 
 
 def _as_tensor(payload: bytes) -> torch.Tensor:
