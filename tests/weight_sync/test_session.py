@@ -3,7 +3,6 @@
 import asyncio
 import threading
 import time
-from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -28,18 +27,8 @@ WHOLE = ["pause_generation", "begin_weight_update", "end_weight_update", "contin
 INTERRUPTED = ["pause_generation", "end_weight_update"]
 
 
-class Alone:
-    """The agreement of a rank without others."""
-
-    @staticmethod
-    def step(name):
-        return nullcontext()
-
-
 class Session(SessionTransport):
     """Carries nothing."""
-
-    agreement = Alone()
 
     def __init__(self, **flags):
         super().__init__(run_config(run_args(distributed_timeout_minutes=1, **flags)))

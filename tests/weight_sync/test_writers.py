@@ -14,7 +14,7 @@ from slime.weight_sync.versions.owner import WRITERS, DirectoryTaken, require_di
 from slime.weight_sync.writer import HEADER, new_writer
 from tests.megatron_harness import run_ranks
 from tests.run_args import run_args
-from tests.weight_sync.test_session import PLAN, Alone, Session, endpoint, engine, update
+from tests.weight_sync.test_session import PLAN, Session, endpoint, engine, update
 
 __all__ = ["engine"]  # a fixture
 
@@ -129,7 +129,7 @@ def test_a_rank_that_tells_no_session_is_stopped_too(engine, monkeypatch):
     monkeypatch.setattr(session_module, "_STOPPED_S", 0.0)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
     transport = HandleTransport(run_config(run_args(distributed_timeout_minutes=1)))
-    transport.writer, transport.agreement = OLD, Alone()
+    transport.writer = OLD
     transport.connect([EngineEndpoint(engine.url, None, 1, 1)])
     assert engine.seen("take_weights") == [{"writer": OLD}]
     transport._engine.update_weights_from_tensor([], weight_version=None)
