@@ -53,6 +53,7 @@ _SEEDS_APART = 1000
 LOSSES_PER_HOUR = 25.6
 """A tenth of 256 engines and ranks."""
 LOST_ROLES = ("engine", "engine actor", "trainer rank")
+LOSSES = (Kind.KILL, Kind.STOP, Kind.TERM)
 
 
 def _gpus(ranks: int, engines: int) -> tuple[str, ...]:
@@ -253,7 +254,7 @@ def training_time_ratio(
         fault["recovered_s"]
         for found in runs
         for fault in found["outcomes"]
-        if fault["role"] in LOST_ROLES and fault["kind"] != Kind.PAUSE and fault["recovered_s"] is not None
+        if fault["role"] in LOST_ROLES and fault["kind"] in LOSSES and fault["recovered_s"] is not None
     ]
     cost = sum(costs) / max(1, len(costs))
     return {

@@ -5,17 +5,21 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from slime.chaos.faults import DEFAULT_KINDS, Kind, strike
+from slime.chaos.faults import DEFAULT_KINDS, LASTS_S, Kind, strike
 from slime.chaos.supervised import StartedRun
 from slime.chaos.victims import DRIVER, RunProcesses
 
 LOOK_S = 0.2
+UNDONE_WITHIN_S = 2.0
+"""Seconds in which a fault is undone whose time is over."""
 LONGEST_DELAY_S = 20.0
 """Seconds in which a fault strikes that does not wait until the run has got on."""
 FIRST_STEP_S = 5.0
 """Within this, or the time of the shortest step if that is less, strikes one that does."""
 ENDS_THE_RUN = DRIVER, Kind.TERM
 """By this whoever has started a run ends it, for good."""
+MACHINE = "machine"
+"""Whom a fault strikes that strikes no process."""
 _WHILE_IT_RECOVERS = 0.2
 """How often the next fault does not wait until the run has got on."""
 
@@ -76,6 +80,7 @@ class Disturbance:
         self._steps, self._got_on_at, self._step_s = 0, time.monotonic(), FIRST_STEP_S
         self.outcomes: list[Outcome] = []
         self._restarts_before: list[int] = []  # each outcome
+        self._lasts = 0, 0.0  # the victim of a fault that is undone, and when it is
 
     def until_the_end(self) -> int | None:
         """Returns the run's exit status; None if it does not get on, and so has to be ended."""
@@ -122,6 +127,8 @@ class Disturbance:
                 if strike(kind, pid):
                     at = time.monotonic() - self._run.started
                     self._restarts_before.append(before)
+                    if kind in LASTS_S and kind is not Kind.PAUSE:
+                        self._lasts = pid, time.monotonic() + LASTS_S[kind] + UNDONE_WITHIN_S
                     self.outcomes.append(Outcome(kind, role, pid, at, self._run.steps()))
                     self._tell(f"{at:7.1f} s  {kind} {role} (process {pid})")
                     return True
@@ -129,11 +136,23 @@ class Disturbance:
         return False
 
     def _allowed(self, kind: Kind) -> dict[str, list[int]]:
-        return {
-            role: pids
+        """Returns those of whom one may be struck now.
+
+        While a fault lasts, nothing else befalls its victim, and no other begins that is undone: that would
+        find what is not to stay.
+        """
+        suffers, until = self._lasts
+        lasts = time.monotonic() < until
+        if lasts and kind in LASTS_S and kind is not Kind.PAUSE:
+            return {}
+        if kind is Kind.SHM:
+            return {MACHINE: [self._run.pid]}
+        allowed = {
+            role: [pid for pid in pids if not lasts or pid != suffers]
             for role, pids in self._processes.roles().items()
             if (not self._plan.roles or role in self._plan.roles) and (role, kind) != ENDS_THE_RUN
         }
+        return {role: pids for role, pids in allowed.items() if pids}
 
     def _note_progress(self) -> None:
         """Completes the faults after which the run has got on by now."""

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ import psutil
 
 from slime.arguments.core.config_files import expand
 from slime.arguments.core.errors import UsageError
+from slime.chaos.connections import refusal
 from slime.chaos.disturbance import ENDS_THE_RUN, Disturbance, Outcome, Plan
 from slime.chaos.faults import DEFAULT_KINDS, Kind
 from slime.chaos.report import Findings, as_json, page
@@ -27,7 +29,8 @@ from slime.processes.reaper import SHARED_MEMORY
 _USAGE = (
     "slime chaos DIR [--faults N] [--seed N] [--kinds KIND,...] [--victims ROLE,...] [--twin] -- FLAG ..."
 )
-_FAULTS, _STUCK_AFTER_S = 5, 600.0
+_FAULTS, _STUCK_AFTER_S, _SHM_LIMIT_MB = 5, 600.0, 512
+_MB = 1 << 20
 LEAVE_S = 60.0
 """Seconds that processes of a run have to go after its end."""
 
@@ -85,6 +88,13 @@ def _parser() -> argparse.ArgumentParser:
     everybody = ",".join((DRIVER, *ROLES))
     parser.add_argument("--victims", default="", help=f"who is struck, of {everybody} (default: everybody)")
     parser.add_argument(
+        "--shm-limit",
+        type=int,
+        default=_SHM_LIMIT_MB,
+        metavar="MB",
+        help="that shared memory may have for shm to fill it (default: %(default)s)",
+    )
+    parser.add_argument(
         "--twin", action="store_true", help="runs it undisturbed before, and wants the same metrics"
     )
     parser.add_argument(
@@ -114,7 +124,28 @@ def _plan(asked: argparse.Namespace) -> Plan:
         raise UsageError(f"--faults: found {asked.faults} (wanted: 1 or more)")
     if not asked.stuck_after > 0:
         raise UsageError(f"--stuck-after: found {asked.stuck_after} (wanted: more than 0)")
+    if Kind.CUT in kinds and (why := refusal()):
+        raise UsageError(f"--kinds cut: {why} (wanted: a kernel that lends out descriptors)")
+    if Kind.SHM in kinds:
+        _require_small_shared_memory(asked.shm_limit)
     return Plan(asked.faults, asked.seed, tuple(map(Kind, kinds)), roles, asked.stuck_after)
+
+
+def _require_small_shared_memory(limit_mb: int) -> None:
+    """
+    Raises:
+        UsageError: what fills it could take memory that other programs need.
+    """
+    system = os.statvfs(SHARED_MEMORY)
+    size, free = system.f_blocks * system.f_frsize // _MB, system.f_bavail * system.f_frsize // _MB
+    if not 0 < size <= limit_mb:
+        raise UsageError(
+            f"--kinds shm: {SHARED_MEMORY} has {size} MB (wanted: at most the {limit_mb} of --shm-limit)"
+        )
+    if (left := psutil.virtual_memory().available // _MB) < 2 * free:
+        raise UsageError(
+            f"--kinds shm: the machine has {left} MB left (wanted: {2 * free}, twice what is filled)"
+        )
 
 
 def _words(text: str) -> tuple[str, ...]:

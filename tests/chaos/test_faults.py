@@ -6,15 +6,13 @@ import time
 
 import pytest
 
-from slime.chaos import faults
 from slime.chaos.faults import Kind, strike
 from slime.processes.stopped import is_running, is_stopped
 
 _PAUSES = """
 import os, sys
-from slime.chaos import faults
-faults.PAUSE_S = 0.5
-assert faults.strike(faults.Kind.PAUSE, int(sys.argv[1]))
+from slime.chaos.faults import Kind, strike
+assert strike(Kind.PAUSE, int(sys.argv[1]), {Kind.PAUSE: 600.0})
 print(flush=True)
 os.kill(os.getpid(), 9)
 """
@@ -47,13 +45,12 @@ def test_a_process_that_is_told_to_end_may_do_so_itself(victim):
     assert not strike(Kind.TERM, victim.pid)
 
 
-def test_a_stopped_process_stays_stopped_and_a_paused_one_goes_on(victim, monkeypatch):
-    monkeypatch.setattr(faults, "PAUSE_S", 0.2)
+def test_a_stopped_process_stays_stopped_and_a_paused_one_goes_on(victim):
     assert strike(Kind.STOP, victim.pid)
     _until(lambda: is_stopped(victim.pid))
     time.sleep(0.4)
     assert is_stopped(victim.pid)
-    assert strike(Kind.PAUSE, victim.pid)
+    assert strike(Kind.PAUSE, victim.pid, {Kind.PAUSE: 0.2})
     _until(lambda: not is_stopped(victim.pid))
     assert is_running(victim.pid)
 

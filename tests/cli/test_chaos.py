@@ -1,12 +1,14 @@
 """``slime chaos`` as a person starts it, on a program that stands for ``slime train --supervise``."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from slime.arguments.core.errors import UsageError
 from slime.chaos import disturbance, supervised
 from slime.cli import chaos
+from slime.processes.reaper import SHARED_MEMORY
 from tests.page_runs import printed
 
 pytestmark = pytest.mark.slow
@@ -58,6 +61,8 @@ flags = ["--steps=100000", "--save-interval=1"]
 sys.exit(chaos.run([f"{place}/chaos", "--faults=1", "--kinds=kill", "--", *flags]))
 """
 ROOT = Path(__file__).parents[2]
+_SYSTEM = os.statvfs(SHARED_MEMORY)
+SHARED_MEMORY_MB = _SYSTEM.f_blocks * _SYSTEM.f_frsize >> 20
 FLAGS = ["--steps=25", "--save-interval=1"]
 
 
@@ -151,7 +156,12 @@ def test_a_twin_that_fails_is_no_twin(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("own", "flags", "error"),
     [
-        (["--kinds", "kill,burn"], FLAGS, "--kinds: found 'burn' (wanted: of kill, stop, pause, term)"),
+        (["--kinds", "kill,burn"], FLAGS, "--kinds: found 'burn' (wanted: of kill, stop, pause, term, slow"),
+        (
+            ["--kinds", "kill,shm", "--shm-limit", "0"],
+            FLAGS,
+            f"--kinds shm: {SHARED_MEMORY} has {SHARED_MEMORY_MB} MB (wanted: at most the 0 of --shm-limit)",
+        ),
         (["--kinds", "term", "--victims", "driver"], FLAGS, "--kinds term --victims driver: ends the run"),
         (["--kinds", ","], FLAGS, "--kinds: found none"),
         (["--victims", "cook"], FLAGS, "--victims: found 'cook' (wanted: of driver, engine, router"),
@@ -166,6 +176,18 @@ def test_what_cannot_be_done_is_refused_before_anything_runs(own, flags, error, 
     assert chaos.run([str(tmp_path / "chaos"), *own, "--", *flags]) == 2
     assert f"error: {error}" in capsys.readouterr().err
     assert time.monotonic() - began < 60 and not any((tmp_path / "chaos").glob("*"))
+
+
+def test_what_the_machine_cannot_do_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(chaos, "refusal", lambda: "pidfd_getfd: Function not implemented")
+    assert chaos.run([str(tmp_path / "chaos"), "--kinds", "cut", "--", *FLAGS]) == 2
+    assert "error: --kinds cut: pidfd_getfd: Function not implemented" in capsys.readouterr().err
+    system = SimpleNamespace(f_blocks=1 << 17, f_bavail=1 << 17, f_frsize=1 << 10)
+    monkeypatch.setattr(os, "statvfs", lambda place: system)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=255 << 20))
+    assert chaos.run([str(tmp_path / "chaos"), "--kinds", "shm", "--", *FLAGS]) == 2
+    assert "error: --kinds shm: the machine has 255 MB left (wanted: 256" in capsys.readouterr().err
+    assert not any((tmp_path / "chaos").glob("*"))
 
 
 def test_a_directory_that_holds_something_is_left_alone(tmp_path, capsys):
