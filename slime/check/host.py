@@ -57,11 +57,16 @@ def rank_host(config: HostConfig, states: States, critic: bool = False) -> RankH
     sleeps = cluster.offload_train and not (critic and config.critic.critic_num_gpus)
     return RankHost(
         optimizer=states.host,
-        asleep=states.weights + states.optimizer if sleeps else 0,
+        asleep=states.weights + states.optimizer if sleeps else _asleep_in_updates(config, states),
         versions=_versions(config) * states.kept,
         saving=_saving(config, states) if None not in (saves.save, saves.save_interval) else 0,
         standbys=_STANDBY * config.fault_tolerance.trainer_standbys,
     )
+
+
+def _asleep_in_updates(config: HostConfig, states: States) -> int:
+    """What a trainer that ends after a weight update leaves to engines on its GPU meanwhile."""
+    return states.optimizer if config.weight_sync.release_train and config.cluster.colocate else 0
 
 
 def _versions(config: HostConfig) -> int:

@@ -68,7 +68,7 @@ def _misfits(
             )
     for engine in engines:
         yield from _bad_engine(engine, size)
-    yield from _both_at_once(config.cluster, gpu, roles, engines)
+    yield from _both_at_once(config, gpu, roles, engines)
 
 
 def _beside_training(config: ClusterConfig, engines: Sequence[EngineNeeds]) -> int:
@@ -94,23 +94,22 @@ def _bad_engine(engine: EngineNeeds, size: str) -> Iterator[str]:
 
 
 def _both_at_once(
-    config: ClusterConfig, gpu: int, roles: Sequence[RoleNeeds], engines: Sequence[EngineNeeds]
+    config: MemoryConfig, gpu: int, roles: Sequence[RoleNeeds], engines: Sequence[EngineNeeds]
 ) -> Iterator[str]:
     """Yields what a shared GPU lacks while weights are sent: room for both sides', or for one that stays."""
-    if not (config.colocate and roles and engines):
+    if not (config.cluster.colocate and roles and engines):
         return
+    leaves = config.cluster.offload_train or config.weight_sync.release_train
     actor = roles[0].stages[roles[0].fullest].states
     trainer = actor.weights
-    if not config.offload_train:
+    if not leaves:
         trainer += actor.gradients + actor.optimizer
         engine = max(engine.static for engine in engines)
     else:
         engine = max(engine.weights for engine in engines)
     wanted = trainer + engine + reserve(gpu)
     if wanted > gpu:
-        what = (
-            "while weights are sent" if config.offload_train else "as the trainer stays (--no-offload-train)"
-        )
+        what = "while weights are sent" if leaves else "as the trainer stays (--no-offload-train)"
         yield (
             f"GPUs shared by trainer and engines need {wanted / GIB:.1f} GiB {what} "
             f"(found: a GPU of {gpu / GIB:.0f} GiB; wanted: more GPUs, or a larger "

@@ -10,6 +10,7 @@ from slime.config.distillation import DistillationConfig
 from slime.config.kl import KlConfig
 from slime.config.off_policy import OffPolicyConfig
 from slime.config.trainer import TrainerConfig
+from slime.config.weight_sync import WeightSyncConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,3 +26,4 @@ class HostConfig:
     off_policy: OffPolicyConfig
     checkpoints: CheckpointConfig
     batches: BatchConfig
+    weight_sync: WeightSyncConfig

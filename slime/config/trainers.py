@@ -107,6 +107,7 @@ FSDP = Trainer(
         "decoupled_lr": (None, "leave it out"),
         "decoupled_min_lr": (None, "leave it out"),
         "apply_wd_to_qk_layernorm": (False, "leave it out"),
+        "release_train": (False, "leave it out"),
     },
 )
 TRAINERS = {trainer.name: trainer for trainer in (MEGATRON, FSDP)}

@@ -60,7 +60,11 @@ class WeightSyncConfig:
         "each engine rank what it keeps; disk: checkpoints in --update-weight-disk-dir; nixl: the embedded "
         "engine reads the trainer's memory (extra nixl)",
     )
-    release_train: bool = refused(False, help="destroy trainer processes while engines generate")
+    release_train: bool = flag(
+        False,
+        help="end trainer processes while engines generate; they start again from the run's own latest save, "
+        "which is made after each rollout (with --save, and --update-weight-transport disk)",
+    )
     update_weight_disk_dir: str | None = place_flag(
         help="directory of this run alone that trainer and engines share, for --update-weight-transport "
         "disk; with --update-weight-local-checkpoint-dir a URL too (s3://bucket/run7)"

@@ -17,6 +17,7 @@ from slime.ray.placement_group import Placement, create_placement_groups
 from slime.ray.policies import policy_configs
 from slime.ray.policy_groups import PolicyGroups
 from slime.ray.policy_side import PolicySide
+from slime.ray.released_group import ReleasedTrainGroup
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.train_group import RayTrainGroup
 
@@ -109,7 +110,8 @@ def _actor(
     policies = policy_configs(config)
     if len(policies) == 1:
         offloads = config.cluster.offload_train
-        return RayTrainGroup(config, placement.actor, rollout, log, needs_offload=offloads)
+        kind = ReleasedTrainGroup if config.weight_sync.release_train else RayTrainGroup
+        return kind(config, placement.actor, rollout, log, needs_offload=offloads)
     return PolicyGroups(
         {
             name: RayTrainGroup(

@@ -9,9 +9,8 @@ from typing import Any
 
 import ray
 
-from slime.arguments.core.run_args import copied
 from slime.arguments.validate.checkpoint_files import marked_iteration
-from slime.config.run import RunConfig, run_config
+from slime.config.run import RunConfig
 from slime.observability import phases
 from slime.observability.run_log import RunLog
 from slime.observability.slow_ranks import report_of_all
@@ -23,7 +22,7 @@ from slime.ray.process_watch import ProcessStopped, ProcessWatch
 from slime.ray.rank_processes import RankProcesses
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all
-from slime.ray.whole_checkpoint import whole_checkpoint
+from slime.ray.whole_checkpoint import resumed, whole_checkpoint
 from slime.training.optimizer_schedule import steps_of_rollouts
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.report import of_all_ranks
@@ -33,8 +32,6 @@ logger = logging.getLogger(__name__)
 _SPANS_TIMEOUT = 5.0  # seconds at the end of a run
 _UPDATE_ATTEMPTS = 5  # at one weight update, of which each that fails has lost an engine
 _NO_ANSWER = "no answer"  # of an engine, by `EngineError` and transports
-# What a run that began with fresh weights says otherwise: its optimizer and noise are in the checkpoint now.
-_RESUMES = {"finetune": False, "no_load_optim": False, "no_load_rng": False}
 
 Engines = tuple[list[EngineEndpoint], int]
 """Where they serve, and a number that changes when one of them was replaced."""
@@ -65,7 +62,7 @@ class RayTrainGroup:
         self._config, self._rollout, self._log = config, rollout, log
         self._role, self._needs_offload = role, needs_offload
         self._name = f"{config.policies.policy_name or ''} {role}".strip()
-        self._start_timeout = config.cluster.cluster_timeout
+        self._start_timeout, self._has_ranks = config.cluster.cluster_timeout, bool(slots)
         self._version, self._torn, self._slow = 0, False, False  # sent last; ended half-way; was slow in it
         self._processes = RankProcesses(config, role, slots)
         self._launch(config)
@@ -74,6 +71,7 @@ class RayTrainGroup:
     def _launch(self, config: RunConfig) -> None:
         """Starts the ranks, which build their models in the background."""
         self._connected: Engines = ([], 0)
+        self._launched = config
         self._unproven = math.inf
         self._watch = ProcessWatch()
         self._actors = self._processes.start(config)
@@ -100,7 +98,7 @@ class RayTrainGroup:
     @property
     def checkpoints(self) -> str | None:
         """Where the role saves; None where it does not, or has no ranks."""
-        return self._config.checkpoints.save if self._actors else None
+        return self._config.checkpoints.save if self._has_ranks else None
 
     def rebuild(self, load: str | Path, up_to: int | None = None) -> int:
         """Ends all ranks, dead and hung ones among them, and starts the role again in the same places.
@@ -122,15 +120,12 @@ class RayTrainGroup:
         look = self._name, load, self._config.checkpoints.verify_checkpoint, up_to
         whole_checkpoint(*look)
         with self._log.phase("rebuild", role=self._role):
-            for actor in self._actors:
-                ray.kill(actor)
-            self._watch.wait_until_gone(self._start_timeout)
+            self._end_ranks()
             # A rank may have written one until it ended.
             step, skipped = whole_checkpoint(*look)
             for reason in skipped:
                 logger.warning("%s: %s: %s: iteration %s is loaded", self._name, load, reason, step)
-            resumes = _RESUMES | {"ckpt_step": None if step == marked_iteration(load) else step}
-            self._launch(run_config(copied(self._config.flat, load=str(load), **resumes)))
+            self._launch(resumed(self._config, load, None if step == marked_iteration(load) else step))
             start = self._first_rollout(f"building the model again from {load}")
             if start is None:
                 return 0
@@ -140,6 +135,12 @@ class RayTrainGroup:
         if steps is not None:
             self._log.go_back_to(steps)
         return start
+
+    def _end_ranks(self) -> None:
+        """Kills them, and waits until they hold no memory."""
+        for actor in self._actors:
+            ray.kill(actor)
+        self._watch.wait_until_gone(self._start_timeout)
 
     def _first_rollout(self, what: str) -> int | None:
         """Waits until every rank has started; None without ranks."""
@@ -214,7 +215,7 @@ class RayTrainGroup:
 
     def _has_engines(self) -> bool:
         """Whether there are a trainer and engines at all; without, a step says nothing of weight updates."""
-        return bool(self._actors) and not self._config.debug.debug_train_only
+        return self._has_ranks and not self._config.debug.debug_train_only
 
     def _update_weights(self, adapters: Sequence[str]) -> None:
         engines = self._rollout.updatable_engines()

@@ -59,7 +59,7 @@ class TrainWorker:
         self._timer = Timer()
         self._update: WeightUpdate | None = None
         self._trained_since_update = False
-        self._takes_over = False
+        self._takes_over = self._were_sent = False
         self._tenants: Tenants | None = None
 
     def start(self) -> int:
@@ -142,7 +142,9 @@ class TrainWorker:
 
     def _version_of_weights(self) -> int | None:
         """What the weights are as they would be sent; None in a run whose engines, if any, never got some."""
-        return None if self._update is None else self._weight_version + self._trained_since_update
+        if self._update is None and not self._were_sent:
+            return None
+        return self._weight_version + self._trained_since_update
 
     def trained_steps(self) -> int | None:
         """Optimizer steps of the run before this start; None if the checkpoint, if any, does not say."""
@@ -212,7 +214,7 @@ class TrainWorker:
             torn: whether the update after that ended half-way: some of them may have its version.
         """
         self._weight_version = max(self._weight_version, version) + torn
-        self._takes_over = True
+        self._takes_over, self._were_sent = True, version > 0
 
     def take_spans(self) -> list[Span]:
         """Returns what this rank did when, since the last call or training."""

@@ -14,6 +14,7 @@ REFUSED = {
     "pipeline_model_parallel_size": 2,
     "decoupled_lr": 0.0,
     "apply_wd_to_qk_layernorm": True,
+    "release_train": True,
     "enable_mtp_training": True,
     "custom_model_provider_path": "tests.arguments.test_fsdp.anything",
     "custom_megatron_init_path": "tests.arguments.test_fsdp.anything",

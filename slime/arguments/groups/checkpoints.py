@@ -20,10 +20,11 @@ from slime.config.checkpoints import CheckpointConfig
 
 def notes(args: Namespace) -> Iterator[str]:
     """Places that nothing is written to or read from."""
-    if args.save_interval is None:
+    saves = args.save_interval is not None or args.release_train
+    if not saves:
         for name, _ in given(args, "save", "save_hf"):
             yield f"{name}: no checkpoint will be written without --save-interval"
-    if args.async_save and (args.save is None or args.save_interval is None):
+    if args.async_save and (args.save is None or not saves):
         yield "--async-save: has no effect without --save and --save-interval"
     if args.load is not None and args.load != args.save and not has_checkpoint(args.load):
         source = "--ref-load" if args.ref_load is not None else "--hf-checkpoint"
@@ -32,7 +33,7 @@ def notes(args: Namespace) -> Iterator[str]:
         step, skipped = newest_whole(args.load, args.verify_checkpoint)
         for reason in skipped if step is not None else ():  # without a whole one it is refused
             yield f"--load {args.load}: {reason}: iteration {step} is loaded"
-    if args.keep_checkpoints is not None and (args.save is None or args.save_interval is None):
+    if args.keep_checkpoints is not None and (args.save is None or not saves):
         yield "--keep-checkpoints: has no effect without --save and --save-interval"
 
 

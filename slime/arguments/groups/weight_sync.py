@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 
 from slime.arguments.core.group import ConfigGroup
+from slime.arguments.groups import release_train
 from slime.arguments.groups.rollout import FULLY_ASYNC_FUNCTION, answers, is_fully_async
 from slime.arguments.validate.outputs import bad_output
 from slime.config.lora import LoraConfig
@@ -16,6 +17,7 @@ from slime.utils.stores import bad_url, is_url, shown
 
 def notes(args: Namespace) -> Iterator[str]:
     """What is about a directory that nothing is written to, changes that are not sent, a pause of nothing."""
+    yield from release_train.notes(args)
     yield from _idle_mode(args)
     if args.served_policy_interval is not None and not args.check_served_policy:
         where = f"--served-policy-interval {args.served_policy_interval}"
@@ -56,6 +58,7 @@ def _idle_without_changes(args: Namespace) -> Iterator[str]:
 
 def contradictions(args: Namespace) -> Iterator[str]:
     """A transport without its directories, engines that cannot read from them, a pause that hides tokens."""
+    yield from release_train.contradictions(args)
     yield from _unmasked(args)
     yield from _unselectable(args)
     is_delta, is_disk = args.update_weight_mode == "delta", args.update_weight_transport == "disk"
@@ -199,5 +202,9 @@ def missing(args: Namespace) -> Iterator[str]:
 
 
 CONFIG_GROUP = ConfigGroup(
-    {"weight sync": WeightSyncConfig}, notes=notes, contradictions=contradictions, missing=missing
+    {"weight sync": WeightSyncConfig},
+    derive=release_train.derive,
+    notes=notes,
+    contradictions=contradictions,
+    missing=missing,
 )
