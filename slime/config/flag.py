@@ -51,6 +51,10 @@ def refused(default: Any = None, *, help: str, wanted: str = LEAVE_OUT, **option
     return flag(default, help=help, supported=(default,), wanted=wanted, **options)
 
 
-def foreign_flag() -> Any:
-    """A flag of the router's or SGLang's own parser that code of ours reads."""
-    return dataclasses.field(metadata={"foreign": True})
+def foreign_flag(default: Any = dataclasses.MISSING) -> Any:
+    """A flag of the router's or SGLang's own parser that code of ours reads.
+
+    Args:
+        default: where a plug-in's own ``args`` lack it.
+    """
+    return dataclasses.field(default=default, metadata={"foreign": True})

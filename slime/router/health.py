@@ -20,7 +20,7 @@ class HealthWatch:
     """Checks every worker, those that serve every ``--rollout-health-check-interval`` seconds.
 
     Args:
-        changed: called when a worker begins or ceases to serve.
+        changed: called when a worker begins or ceases to serve, or has other weights.
 
     Attributes:
         task: which checks; it ends only with an error.
@@ -45,7 +45,8 @@ class HealthWatch:
     async def check(self, worker: Worker) -> None:
         """One check; returns when the pool knows the result."""
         failure, version = await self._ask(worker)
-        if self._pool.report(worker, failure, version):
+        before = worker.version
+        if self._pool.report(worker, failure, version) or worker.version != before:
             await self._changed()
 
     async def _run(self) -> None:

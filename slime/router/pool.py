@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from slime.router.prefixes import CacheAware, Prompt
+
 logger = logging.getLogger(__name__)
 
 UNREACHABLE_S = 1.0
@@ -69,10 +71,11 @@ class WorkerPool:
 
     Args:
         failure_threshold: failed health checks in a row after which a worker is quarantined.
+        prefixes: what workers have cached; None to choose by load alone.
     """
 
-    def __init__(self, failure_threshold: int) -> None:
-        self._failure_threshold = failure_threshold
+    def __init__(self, failure_threshold: int, prefixes: CacheAware | None = None) -> None:
+        self._failure_threshold, self._prefixes = failure_threshold, prefixes
         self._workers: dict[str, Worker] = {}
         self._choices = 0
 
@@ -102,22 +105,32 @@ class WorkerPool:
         known = self._workers.get(url)
         if known is not None and known.state is not WorkerState.QUARANTINED:
             return known
+        if known is not None:
+            self._emptied(known)
         self._workers[url] = Worker(url, api_key, kind, bootstrap_port)
         return self._workers[url]
 
     def remove(self, url: str) -> None:
-        self._workers.pop(url, None)
+        removed = self._workers.pop(url, None)
+        if removed is not None:
+            self._emptied(removed)
 
     def choose(
-        self, session: str | None, tried: Collection[Worker] = (), kind: WorkerKind | None = None
+        self,
+        session: str | None,
+        tried: Collection[Worker] = (),
+        kind: WorkerKind | None = None,
+        prompt: Prompt | None = None,
     ) -> Worker | None:
         """The worker for the next request; None if none serves that was not tried.
 
         Requests of a session go to one worker, and when workers come or go only their sessions move. Others
-        go to the worker with the fewest requests, of several to the one that was chosen longest ago.
+        go where most of their prompt is cached, if that is known and loads are balanced; else to the worker
+        with the fewest requests, of several to the one that was chosen longest ago.
 
         Args:
             kind: of the worker; any by default.
+            prompt: that the worker will be sent.
         """
         serving = [w for w in self if w.state is WorkerState.SERVING and w not in tried]
         serving = [worker for worker in serving if kind in (None, worker.kind)]
@@ -126,15 +139,21 @@ class WorkerPool:
         now = time.monotonic()
         near = [worker for worker in serving if worker.unreachable_until <= now] or serving
         if session is not None:
-            return max(near, key=lambda worker: _weight(session, worker.url))
-        chosen = min(near, key=lambda worker: (worker.in_flight, worker.last_chosen))
-        self._choices += 1
-        chosen.last_chosen = self._choices
+            chosen = max(near, key=lambda worker: _weight(session, worker.url))
+        else:
+            by_turn = sorted(near, key=lambda worker: (worker.in_flight, worker.last_chosen))
+            chosen = self._with_prefix(prompt, by_turn) or by_turn[0]
+            self._choices += 1
+            chosen.last_chosen = self._choices
+        if self._prefixes is not None and prompt is not None:
+            # Now, not with the answer: others with the same prompt are right behind.
+            self._prefixes.sent(chosen.id, prompt)
         return chosen
 
     def refused(self, worker: Worker) -> None:
         """Sets a worker aside for a while: it could not be connected to."""
         worker.unreachable_until = time.monotonic() + UNREACHABLE_S
+        self._emptied(worker)  # it never saw the prompt, and its process has probably ended
 
     def report(self, worker: Worker, failure: str | None, version: int | None) -> bool:
         """Takes in a health check; returns whether the worker serves now and did not before, or the reverse.
@@ -144,6 +163,8 @@ class WorkerPool:
         """
         served = worker.state is WorkerState.SERVING
         if failure is None:
+            if version != worker.version:
+                self._emptied(worker)
             worker.failures, worker.version = 0, version
             if worker.state is WorkerState.PENDING or self._is_refreshed(worker):
                 worker.state, worker.reason = WorkerState.SERVING, ""
@@ -152,6 +173,7 @@ class WorkerPool:
             if served and worker.failures >= self._failure_threshold:
                 worker.state = WorkerState.QUARANTINED
                 worker.stale_version = max(self._versions(), default=-1)
+                self._emptied(worker)
                 logger.warning("worker %s is quarantined: %s", worker.url, failure)
             if worker.state is not WorkerState.SERVING:
                 worker.reason = failure
@@ -183,7 +205,24 @@ class WorkerPool:
             place = row["url"], row["api_key"], WorkerKind(row["kind"]), row["bootstrap_port"], row["id"]
             worker = old.get(row["id"]) or Worker(*place)
             worker.state, worker.reason = WorkerState(row["state"]), row["reason"]
+            if worker.state is not WorkerState.SERVING or worker.version != row["version"]:
+                self._emptied(worker)
+            worker.version = row["version"]
             self._workers[worker.url] = worker
+        for worker in old.values():
+            if self._workers.get(worker.url) is not worker:
+                self._emptied(worker)
+
+    def _with_prefix(self, prompt: Prompt | None, workers: list[Worker]) -> Worker | None:
+        if self._prefixes is None or prompt is None:
+            return None
+        best = self._prefixes.choose(prompt, {worker.id: worker.in_flight for worker in workers})
+        return None if best is None else self.get(best)
+
+    def _emptied(self, worker: Worker) -> None:
+        """What a worker has cached is gone, or counts no more."""
+        if self._prefixes is not None:
+            self._prefixes.forget(worker.id)
 
     def _is_refreshed(self, worker: Worker) -> bool:
         """Whether its weights are newer than any at its quarantine, and no older than those that serve."""

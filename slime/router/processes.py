@@ -22,7 +22,7 @@ from slime.router.metrics import Counts
 from slime.router.pool import WorkerPool
 from slime.router.serving import listening, stop_signal, until_first
 from slime.router.settings import RouterSettings
-from slime.router.upstream import Upstream
+from slime.router.upstream import Upstream, choosing_pool
 
 LINE_BYTES = 2**26
 SPREAD_TIMEOUT_S = 30.0
@@ -163,7 +163,8 @@ def _child(settings: RouterSettings, end: socket.socket) -> None:
 async def _run_child(settings: RouterSettings, end: socket.socket) -> None:
     """Passes requests on until SIGTERM or the end of the parent."""
     stop = stop_signal()
-    pool, counts = WorkerPool(settings.failure_threshold), Counts()
+    counts = Counts()
+    pool = choosing_pool(settings, counts)
     upstream = Upstream(pool, settings, counts)
 
     async def take_over(table: list[dict[str, Any]]) -> dict[str, Any]:

@@ -19,11 +19,11 @@ from slime.router.asgi import AuthMiddleware, FrontApp, run_app
 from slime.router.front import Front
 from slime.router.health import HealthWatch
 from slime.router.metrics import Counts
-from slime.router.pool import WorkerPool, WorkerState
+from slime.router.pool import WorkerState
 from slime.router.processes import run_parent
 from slime.router.serving import listening, stop_signal, until_first
 from slime.router.settings import RouterSettings
-from slime.router.upstream import Upstream
+from slime.router.upstream import Upstream, choosing_pool
 from slime.utils.misc import load_function
 
 
@@ -39,8 +39,8 @@ class SlimeRouter:
     def __init__(self, args: Any, verbose: bool = False) -> None:
         self.args, self.verbose = args, verbose
         self.settings = RouterSettings.of(args)
-        self.pool = WorkerPool(self.settings.failure_threshold)
         self.counts = Counts()
+        self.pool = choosing_pool(self.settings, self.counts)
         self.radix_tree: Any = None
         if verbose:
             logging.getLogger("slime.router").setLevel(logging.INFO)

@@ -4,9 +4,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime.config.cluster import FaultToleranceConfig
-from slime.config.router import RouterConfig
+from slime.config.router import CACHE_POLICY, RouterConfig
 from slime.config.run import filled
 from slime.config.slime_router import SlimeRouterConfig
+
+
+@dataclass(frozen=True)
+class CacheAwareSettings:
+    """``--router-policy cache_aware``; each field is the option of sglang-router that has its name."""
+
+    cache_threshold: float
+    balance_abs_threshold: int
+    balance_rel_threshold: float
+    max_tree_size: int
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,7 @@ class RouterSettings:
         failure_threshold: failed checks in a row that quarantine a worker.
         processes: that serve requests.
         middleware_paths: dotted paths of ASGI middleware, the last is outermost.
+        cache_aware: how to go by what workers have cached; None to go by their load alone.
     """
 
     host: str
@@ -35,6 +46,7 @@ class RouterSettings:
     failure_threshold: int
     processes: int
     middleware_paths: tuple[str, ...]
+    cache_aware: CacheAwareSettings | None
 
     @staticmethod
     def of(args: Any) -> "RouterSettings":
@@ -55,4 +67,16 @@ class RouterSettings:
             failure_threshold=own.slime_router_health_check_failure_threshold,
             processes=own.slime_router_processes,
             middleware_paths=tuple(own.slime_router_middleware_paths),
+            cache_aware=_cache_aware(router),
         )
+
+
+def _cache_aware(router: RouterConfig) -> CacheAwareSettings | None:
+    if router.router_policy != CACHE_POLICY:
+        return None
+    return CacheAwareSettings(
+        cache_threshold=router.router_cache_threshold,
+        balance_abs_threshold=router.router_balance_abs_threshold,
+        balance_rel_threshold=router.router_balance_rel_threshold,
+        max_tree_size=router.router_max_tree_size,
+    )

@@ -1,7 +1,8 @@
 """Sending a request on to a worker.
 
-Bodies pass as they are: nothing here looks into them, but where workers do halves of a request. It is sent to
-another worker only if the first could not be connected to: once on its way, tokens may be sampled for it.
+Bodies pass as they are: nothing here looks into them, but where workers do halves of a request, or for the
+prompt with ``--router-policy cache_aware``. It is sent to another worker only if the first could not be
+connected to: once on its way, tokens may be sampled for it.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 from slime.router.halves import HalvedRequest, Head, Reply, Unmet, is_halved
 from slime.router.metrics import Counts
 from slime.router.pool import Worker, WorkerKind, WorkerPool
+from slime.router.prefixes import CacheAware, Prompt, prompt_of
 from slime.router.settings import RouterSettings
 from slime.utils.async_utils import Slots
 from slime.utils.http_connection import CannotConnect, HttpConnection
@@ -55,6 +57,12 @@ class BrokenOff(RefusedError):
         )
 
 
+def choosing_pool(settings: RouterSettings, counts: Counts) -> WorkerPool:
+    """The workers, as requests are sent to them."""
+    prefixes = None if settings.cache_aware is None else CacheAware(settings.cache_aware, counts)
+    return WorkerPool(settings.failure_threshold, prefixes)
+
+
 class Upstream:
     """The connections to all workers. Made within a running event loop."""
 
@@ -68,6 +76,12 @@ class Upstream:
         of_each = self._settings.connections_of_each
         total = self._settings.max_connections or of_each * max(1, len(self._pool))
         return -(-total // self._settings.processes)
+
+    def _prompt(self, method: bytes, target: bytes, body: bytes) -> Prompt | None:
+        """What to choose a worker by, if requests are looked into for that."""
+        if self._settings.cache_aware is None or not is_halved(method, target):
+            return None
+        return prompt_of(body)
 
     async def close(self) -> None:
         self._connections.close()
@@ -120,7 +134,8 @@ class Upstream:
         except ValueError as error:
             raise RefusedError(400, "bad_request", str(error)) from error
         tried: list[Worker] = []
-        while (prefill := self._pool.choose(session, tried, WorkerKind.PREFILL)) is not None:
+        prompt = self._prompt(b"POST", target, body)
+        while (prefill := self._pool.choose(session, tried, WorkerKind.PREFILL, prompt)) is not None:
             decode = self._pool.choose(None, tried, WorkerKind.DECODE)
             if decode is None:
                 break
@@ -165,7 +180,8 @@ class Upstream:
         """The worker's request is counted as in flight from here on."""
         passed, session = _passed(headers)
         tried: list[Worker] = []
-        while (worker := self._pool.choose(session, tried)) is not None:
+        prompt = self._prompt(method, target, body)
+        while (worker := self._pool.choose(session, tried, prompt=prompt)) is not None:
             worker.in_flight += 1
             own = _shown_to(worker, passed)
             try:

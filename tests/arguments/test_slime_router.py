@@ -9,6 +9,7 @@ from slime.arguments.groups.slime_router import contradictions, notes
 
 REQUIRED = ["--hf-checkpoint", "model", "--rollout-batch-size", "4"]
 USE = "--use-slime-router"
+AWARE = ["--router-policy", "cache_aware"]
 MIDDLEWARE = ["--slime-router-middleware-paths", "a.B"]
 
 
@@ -26,6 +27,10 @@ def found(*words: str, halves: bool = False) -> list[str]:
         [USE, *MIDDLEWARE, "c.D"],
         [USE, "--slime-router-processes", "4", "--slime-router-timeout", "60"],
         [USE, "--router-policy", "consistent_hashing"],
+        [USE, *AWARE],
+        [USE, *AWARE, "--router-cache-threshold", "1", "--router-balance-abs-threshold", "0"],
+        [USE, *AWARE, "--router-balance-rel-threshold", "1", "--router-max-tree-size", "64"],
+        AWARE,
         ["--router-policy", "round_robin"],
     ],
 )
@@ -39,10 +44,26 @@ def test_these_go_together(words: list[str]) -> None:
         (MIDDLEWARE, "--slime-router-middleware-paths a.B: needs --use-slime-router"),
         (
             [USE, "--router-policy", "round_robin"],
-            "--router-policy round_robin: sglang-router's, not of --use-",
+            "--router-policy round_robin: not of --use-slime-router (wanted: cache_aware or consi",
         ),
         (["--router-policy", "consistent_hashing"], "--router-policy consistent_hashing: needs --use-slime-"),
         ([USE, "--router-disable-retries"], "--router-disable-retries: sglang-router's"),
+        (
+            [USE, *AWARE, "--router-eviction-interval-secs", "5"],
+            "--router-eviction-interval-secs 5: sglang-router's",
+        ),
+        (
+            [USE, "--router-max-tree-size", "100"],
+            "--router-max-tree-size 100: needs --router-policy cache_aware with --use-slime-router",
+        ),
+        (
+            [USE, *AWARE, "--router-cache-threshold", "1.5"],
+            "--router-cache-threshold 1.5: with --use-slime-router (wanted: 0 to 1)",
+        ),
+        (
+            [USE, *AWARE, "--router-max-tree-size", "63"],
+            "--router-max-tree-size 63: with --use-slime-router (wanted: 64 or more)",
+        ),
         (
             [USE, *MIDDLEWARE, "--slime-router-processes", "2"],
             "--slime-router-processes 2: each process would",

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import stat
+import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -81,6 +82,37 @@ def test_an_engine_serves_from_its_registration_to_its_removal(count: int, start
     router.remove_worker(engines[1].url)
     for _ in range(6):
         assert HTTP.post(f"{router.url}/generate", json=GENERATE).status_code == 503
+
+
+def test_each_process_learns_of_new_weights(start, start_engine) -> None:
+    router = start(slime_router_processes=2, router_policy="cache_aware")
+    engines = [start_engine(), start_engine()]
+    for engine in engines:
+        engine.weight_version = "1"
+        router.register_worker(engine.url)
+    prompt = {"input_ids": list(range(64)), "sampling_params": {}}
+
+    def known_of(count: int) -> int:
+        """Bytes that were known, of so many more requests, each on a connection of its own."""
+        before = metric("known_bytes")
+        for _ in range(count):
+            assert HTTP.post(f"{router.url}/generate", json=prompt).status_code == 200
+        return metric("known_bytes") - before
+
+    def metric(name: str) -> int:
+        lines = HTTP.get(f"{router.url}/metrics").text.splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"slime_router_{name}_total "))
+
+    known_of(40)
+    assert known_of(10) == 10 * 256, "each process has sent it by now"
+    for engine in engines:
+        engine.weight_version = "2"
+    deadline = time.monotonic() + 120
+    while {worker["weight_version"] for worker in router.list_workers()} != {2}:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert metric("prompt_bytes") == 50 * 256  # asked of all processes after they were told
+    assert known_of(10) < 10 * 256
 
 
 def test_the_key_is_in_no_command_line_and_in_no_file(start, start_engine, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from slime.config.router import RouterConfig
 from slime.utils.addresses import API_KEY
 
 ROUTER_DEFAULTS = {
+    # cache_aware of sglang-router, as ever; SlimeRouter goes by load unless it is told to look into prompts.
+    "router_policy": None,
     "router_log_level": "warn",
     "router_balance_abs_threshold": 10,
     "router_balance_rel_threshold": 1.2,
@@ -25,6 +27,10 @@ ROUTER_DEFAULTS = {
 SESSION_POLICY = "consistent_hashing"
 """Requests of a session go to one engine. The command line of sglang-router 0.3.2 does not offer it."""
 _HELP = {
+    "router_policy": "how the router chooses an engine; default cache_aware, of --use-slime-router the one "
+    "with the fewest requests in flight",
+    "router_max_tree_size": "characters of prompts that cache_aware remembers of each engine; with "
+    "--use-slime-router bytes, of which a token has 4",
     "router_prometheus_port": "port of the router's metrics; default a free one",
     "router_prometheus_host": "address on which the router shows its metrics; default its own",
 }
