@@ -39,6 +39,7 @@ def test_commands_of_pages_talk(server, monkeypatch, capsys) -> None:
         return nullcontext(server.url)
 
     monkeypatch.setattr(chat, "served", there)
+    monkeypatch.setenv("SLIME_API_KEY", "k")  # of a run that is asked
     commands = printed("slime chat")
     assert len(commands) > 5
     for command in commands:

@@ -156,6 +156,13 @@ CONTRACTS = (
         functions=(RECORDERS + "eval_log",),
         named=r"eval_log|log_eval_rollout_data",
     ),
+    Contract(
+        "custom-update-weight-post-write-path",
+        ("args", "version_dir", "rollout_engines"),
+        is_async=False,
+        functions=(RECORDERS + "post_write",),
+        named=r"post_write",
+    ),
 )
 
 

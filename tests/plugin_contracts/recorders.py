@@ -60,3 +60,7 @@ def rollout_log(rollout_id, args, samples, extra_metrics, rollout_time):
 
 def eval_log(rollout_id, args, data, extra_metrics):
     return False
+
+
+def post_write(args, version_dir, rollout_engines):
+    calls.append(("post_write", version_dir, rollout_engines))

@@ -58,7 +58,7 @@ def test_the_functions_of_a_module_are_recognised_by_their_names(monkeypatch):
     assert ("buffer-filter-path", recorders + "buffer_filter") in found
     # Those that take a list, and what the module has imported, are none.
     assert not {path for _, path in found} & {recorders + "group_rm", recorders + "stock_generate"}
-    assert len(found) == 11
+    assert len(found) == 12
 
 
 def test_a_function_of_any_name_is_checked_by_a_variable(monkeypatch):
