@@ -271,7 +271,8 @@ def test_a_run_leaves_out_what_would_take_its_engines_for_sick_unless_told():
     ours = {"--host": "h", "--port": "1", "--prometheus-port": "2", "--prometheus-host": "h"}
     alone = options_of(sglang_router_request_timeout_secs=77)
     both = {"--disable-health-check": True, "--disable-circuit-breaker": True}
-    assert alone == {**ours, **both, "--request-timeout-secs": "77"}
+    balance = {"--balance-abs-threshold": "10", "--balance-rel-threshold": "1.2"}
+    assert alone == {**ours, **both, **balance, "--request-timeout-secs": "77"}
     assert "--disable-health-check" not in options_of(router_health_check_interval_secs=7)
     assert "--disable-circuit-breaker" in options_of(router_health_check_interval_secs=7)
     assert "--disable-circuit-breaker" not in options_of(router_cb_failure_threshold=3)
