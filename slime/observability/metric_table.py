@@ -113,6 +113,13 @@ METRICS: dict[str, tuple[Metric, ...]] = {
             "-1",
         ),
         Metric("perf/failed_saves", "saves that failed", "", SUM, "absent"),
+        Metric(
+            "perf/{create_train,release_train}_time",
+            "of the trainer's start and end, with `--release-train`",
+            "s",
+            SUM,
+            "absent",
+        ),
         Metric("perf/{restart,rebuild}_time", "of a start in place of what was lost", "s", SUM, "absent"),
         Metric(
             "perf/{data_preprocess,log_probs,ref_log_probs,teacher_log_probs,old_log_probs,actor_train}_time",
