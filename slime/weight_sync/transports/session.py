@@ -16,6 +16,7 @@ from slime.observability.spans import SpanList
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import answer_limit, wait_limit
 from slime.weight_sync.plan import WeightPlan
+from slime.weight_sync.proof import Digests
 from slime.weight_sync.transports.transport import Transport
 from slime.weight_sync.writer import HEADER
 
@@ -276,6 +277,12 @@ class SessionTransport(Transport):
             self._engines.each(lambda engine: engine.weights_checker("compare"))
         if self._plan is not None and self._plan.sent is not None:
             self._require_held(self._plan, self._engines.clients)
+
+    def _digests_of_all(self) -> list[Digests]:
+        """What each rank has sent; nothing without ``--check-weight-checksums``. Collective."""
+        if self._plan is None or self._plan.sent is None:
+            return []
+        return self.agreement.of_all("checksums of what was sent", self._plan.sent.digests)
 
     def _require_held(self, plan: WeightPlan, engines: Sequence[EngineClient]) -> None:
         """Holds what engines say that they have against what was sent; none on other ranks than 0."""

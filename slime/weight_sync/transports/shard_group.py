@@ -125,9 +125,7 @@ class ShardGroupTransport(SessionTransport):
             RuntimeError: an engine's rank holds other numbers than were sent, under
                 ``--check-weight-checksums``.
         """
-        if self._plan is not None and self._plan.sent is not None:
-            # Before anything that fails on rank 0 alone.
-            self._sent = self.agreement.of_all("checksums of what was sent", self._plan.sent.digests)
+        self._sent = self._digests_of_all()  # before anything that fails on rank 0 alone
         super().commit()
 
     def _packed(self, bucket: NamedTensors) -> list[Outgoing]:

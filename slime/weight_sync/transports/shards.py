@@ -39,9 +39,7 @@ class ShardTransport(HandleTransport):
             RuntimeError: an engine's rank holds other numbers than were sent, under
                 ``--check-weight-checksums``.
         """
-        if self._plan is not None and self._plan.sent is not None:
-            # Before anything that fails on rank 0 alone.
-            self._sent = self.agreement.of_all("checksums of what was sent", self._plan.sent.digests)
+        self._sent = self._digests_of_all()  # before anything that fails on rank 0 alone
         super().commit()
 
     def _require_held(self, plan: WeightPlan, engines: Sequence[EngineClient]) -> None:
