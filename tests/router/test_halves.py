@@ -22,18 +22,20 @@ async def register(router: Served, url: str, kind: str) -> None:
         assert answer.status == 202, await answer.text()
 
 
-def meeting(decode: FakeEngine, *prefills: FakeEngine, answer: Any = None) -> None:
+def meeting(decode: FakeEngine, *prefills: FakeEngine, answer: Any = None, path: str = "generate") -> None:
     """Has an engine answer only when one that prefills knows the room, as SGLang's have to."""
 
     async def met(body: dict[str, Any]) -> Any:
         room = body["bootstrap_room"]
-        while not any(room == other["bootstrap_room"] for engine in prefills for other in bodies(engine)):
+        while not any(
+            room == other["bootstrap_room"] for engine in prefills for other in bodies(engine, path)
+        ):
             await asyncio.sleep(0.005)
         return answer if answer is not None else {"text": "b"}
 
-    decode.answers["generate"] = met
+    decode.answers[path] = met
     for engine in prefills:
-        engine.answers["generate"] = {}
+        engine.answers[path] = {}
 
 
 @asynccontextmanager
@@ -80,8 +82,7 @@ async def test_both_meet_in_a_room_of_their_own_and_the_second_one_answers(start
 )
 async def test_each_of_several_prompts_has_a_room(path: str, asked, start_engine) -> None:
     prefill, decode = start_engine(), start_engine()
-    for engine in (prefill, decode):
-        engine.answers[path[1:]] = {}
+    meeting(decode, prefill, path=path[1:])
     async with halves(prefill, decode) as router:
         assert (await router.post(path, **asked))[0] == 200
     (first,), (second,) = bodies(prefill, path[1:]), bodies(decode, path[1:])
