@@ -39,8 +39,10 @@ def releasing(root: Path) -> list[object]:
     return ["--release-train", "--save", root / "saved", "--load", root / "saved", *disk]
 
 
-def left_by(pid: int) -> list[str]:
-    return [name for name in os.listdir(SHARED_MEMORY) if str(pid) in name]
+def shared_memory_of(pids: set[int]) -> list[str]:
+    return [
+        name for name in os.listdir(SHARED_MEMORY) if name.startswith(tuple(f"torch_{pid}_" for pid in pids))
+    ]
 
 
 def rows(run: Any) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def test_no_trainer_is_there_while_engines_generate_and_no_number_is_another(
 
     run.wait_for(is_there, "the start of the trainer")
     run.wait_for(lambda: not is_there() and len(run.rows("train")) == steps, "the trainer's end")
-    assert not [name for pid in seen for name in left_by(pid)]
+    run.wait_for(lambda: not shared_memory_of(seen), "the end of its shared memory")
     assert run.engines()
     waits.touch()
     run.expect_success()
