@@ -1,27 +1,27 @@
 """``slime engines``: looks at the engines of a run that goes on, and has some leave it, or others join."""
 
 import argparse
-import http.client
 import json
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from slime.arguments.core.errors import UsageError
-from slime.cli.run_dir import read_record
+from slime.cli.run_dir import control_places
 from slime.config.engines import CONTROL_FILE
+from slime.utils.run_control import Refused, RunControl, control_file
 
 _ANSWER_TIMEOUT_S = 90.0
 _LOOK_AGAIN_S = 0.5
 _FREE, _SERVING = "free", "serving"
-
-
-class Refused(RuntimeError):
-    """The run does not do what it was asked, or there is none."""
+_COLUMNS = (
+    *("engine", "model", "state", "since", "health", "weights"),
+    *("running", "waiting", "tokens/s", "address"),
+)
 
 
 def run(words: Sequence[str]) -> int:
@@ -75,12 +75,34 @@ def _list(asked: argparse.Namespace) -> int:
     if asked.json:
         print("\n".join(map(json.dumps, rows)))
         return 0
-    lines = [("engine", "model", "state", "address")]
-    lines += [(str(row["rank"]), row["model"], row["state"], row["url"]) for row in rows]
+    lines = [_COLUMNS, *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         print("  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip())
+    for row in rows:
+        if row["failure"]:
+            print(f"engine {row['rank']} failed at {_clock(row['failed'])}: {row['failure']}")
     return 0
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    kind = "" if row["kind"] == "regular" else row["kind"]
+    state, health = row["state"] + (f" ({kind})" if kind else ""), row["health"]
+    counts = (_number(row[name]) for name in ("running", "waiting", "tokens_per_second"))
+    return (
+        *(str(row["rank"]), row["model"], state, _clock(row["since"]), health, row["version"]),
+        *(*counts, row["url"]),
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"
+
+
+def _clock(at: float) -> str:
+    """A time of today, or with its day."""
+    when, today = datetime.fromtimestamp(at), datetime.now()
+    return when.strftime("%H:%M:%S" if when.date() == today.date() else "%Y-%m-%d %H:%M:%S")
 
 
 def _drain(asked: argparse.Namespace) -> int:
@@ -140,14 +162,7 @@ class _Run:
     """
 
     def __init__(self, place: str) -> None:
-        self._place = place
-        try:
-            told = json.loads(_address_file(place).read_text())
-            self._url, self._key = urlsplit(told["url"]), told["key"]
-        except OSError as error:
-            raise Refused(f"{place}: cannot be asked: {error.strerror}: {error.filename}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise Refused(f"{place}: {CONTROL_FILE} is not one of a run: {error}") from error
+        self._control = RunControl(_address_file(place), place, _ANSWER_TIMEOUT_S)
 
     def engines(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self.ask("GET", "/engines")["engines"]
@@ -162,22 +177,7 @@ class _Run:
         Raises:
             Refused: with what the run says, or because it does not answer.
         """
-        connection = http.client.HTTPConnection(self._url.netloc, timeout=_ANSWER_TIMEOUT_S)
-        content = None if body is None else json.dumps(body)
-        try:
-            connection.request(method, path, content, {"Authorization": f"Bearer {self._key}"})
-            response = connection.getresponse()
-            answer: dict[str, Any] = json.loads(response.read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Refused(
-                f"{self._place}: the run does not answer at {self._url.geturl()}: {error} (wanted: one that "
-                "goes on, on this machine)"
-            ) from error
-        finally:
-            connection.close()
-        if response.status != 200:
-            raise Refused(answer["error"])
-        return answer
+        return self._control.ask(method, path, body)
 
 
 def _address_file(place: str) -> Path:
@@ -186,12 +186,6 @@ def _address_file(place: str) -> Path:
     Raises:
         Refused: it is not there.
     """
-    places = [Path(place)]
-    with suppress(UsageError):
-        record = read_record(place)
-        if save := record.flags.get("save"):
-            places.append((record.started_in or Path()) / str(save))
-    for directory in places:
-        if (directory / CONTROL_FILE).exists():
-            return directory / CONTROL_FILE
-    raise Refused(f"{place}: has no {CONTROL_FILE} (wanted: the directory of a run that goes on)")
+    if (file := control_file(control_places(place))) is None:
+        raise Refused(f"{place}: has no {CONTROL_FILE} (wanted: the directory of a run that goes on)")
+    return file

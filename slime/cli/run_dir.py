@@ -1,6 +1,7 @@
 """What a run has left in its directory, as ``report``, ``resume`` and ``diff`` read it."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,19 @@ def metrics_file(place: str, record: Record | None = None) -> Path:
     if not named:
         return _in_run(place, "metrics.jsonl", "its file of metrics")
     return ((record.started_in if record else None) or Path()) / str(named)
+
+
+def control_places(place: str, record: Record | None = None) -> tuple[Path, ...]:
+    """Where a run that goes on says how it is asked: its directory, and that of the checkpoints.
+
+    Args:
+        record: of the run, if it has been read already.
+    """
+    if record is None:
+        with suppress(UsageError):
+            record = read_record(place)
+    save = record.flags.get("save") if record else None
+    return (Path(place), *([((record and record.started_in) or Path()) / str(save)] if save else ()))
 
 
 def max_staleness(record: Record | None) -> int | None:

@@ -8,6 +8,8 @@ from slime.config.served_models import ServedModelConfig
 
 CONTROL_FILE = "engines.json"
 """In a run's directory: where it is asked about its engines, and the key; only its owner reads it."""
+LAST_ENGINES = "last_engines.json"
+"""Beside it: what the run last knew of its engines, also when it is over."""
 CROWDED = 1.5
 """Times the requests of --rollout-queue-per-engine, beyond which other engines come."""
 

@@ -1,12 +1,12 @@
 """One engine of the fleet, what it is good for, and the one way in which that changes."""
 
 import threading
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import Protocol
 
 from slime.backends.sglang_utils.client import REQUEST_TIMEOUT_S, EngineClient
+from slime.ray.engine_place import EnginePlace
 from slime.ray.process_watch import ProcessLocation
 from slime.utils.types import EngineEndpoint
 
@@ -40,17 +40,6 @@ class MembershipError(RuntimeError):
     """Engines cannot come or go as was asked; it says what was found and what is wanted."""
 
 
-@dataclass(frozen=True)
-class EngineRow:
-    """One engine, or a free place, as ``slime engines list`` shows it."""
-
-    model: str
-    rank: int
-    kind: str
-    state: str
-    url: str
-
-
 class IllegalStateChange(RuntimeError):
     """An engine was to become what it cannot."""
 
@@ -75,6 +64,7 @@ class Engine:
     """One serving unit: one HTTP endpoint, on one GPU or many.
 
     Args:
+        place: which it has, and tells of its changes.
         answer_timeout: seconds that it may take over a request of its control plane.
 
     Attributes:
@@ -82,6 +72,7 @@ class Engine:
         kind: what the router is told about it.
         model: whose engine it is, for messages; empty in a run of one model.
         joins: whether it came while the run went on, and has not served yet: its death costs itself alone.
+        version: of the weights that it was last found to have; empty before.
         gone: set once it has left the router and its process has ended.
     """
 
@@ -92,10 +83,12 @@ class Engine:
         *,
         kind: str = "regular",
         model: str = "",
+        place: EnginePlace | None = None,
         answer_timeout: float = REQUEST_TIMEOUT_S,
     ) -> None:
         self.rank, self.handle, self.kind, self.model = rank, handle, kind, model
-        self.joins = False
+        self.place, self.version, self.joins = place or EnginePlace(), "", False
+        self.place.changed()
         self._answer_timeout = answer_timeout
         self.gone = threading.Event()
         self._endpoint: EngineEndpoint | None = None
@@ -144,8 +137,11 @@ class Engine:
         self._endpoint = endpoint
         self.become(EngineState.READY)
 
-    def become(self, state: EngineState) -> bool:
+    def become(self, state: EngineState, reason: str = "") -> bool:
         """Changes the state. False if it was dead, or was leaving: then it stays so.
+
+        Args:
+            reason: why it has died.
 
         Raises:
             IllegalStateChange: a living engine cannot become that.
@@ -157,7 +153,13 @@ class Engine:
                 raise IllegalStateChange(f"{self} is {self._state.value}: it cannot become {state.value}")
             self._state = state
             self.joins = self.joins and state is not EngineState.SERVING
+            self.place.changed(reason)
             return True
+
+    def updated(self, version: str) -> None:
+        """Takes note that it serves these weights from now on."""
+        self.handle.updated(version)
+        self.version = version
 
     def end(self) -> None:
         """Ends its process; does nothing if it was called before."""

@@ -1,6 +1,6 @@
 """By what ``slime engines`` reaches a run: a server of the driver on loopback, whose key its file has.
 
-GET /engines                                        the engines, and places that are free
+GET /engines                                        the engines, what they hold, and places that are free
 POST /engines/drain {"engines": [1], "seconds": 60} has them leave; "notice": seconds left
 POST /engines/add   {"count": 1, "model": ""}       has others join, and tells their numbers
 """
@@ -9,19 +9,23 @@ import hmac
 import json
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from slime.config.engines import CONTROL_FILE
+from slime.config.engines import CONTROL_FILE, LAST_ENGINES
 from slime.config.limits import MAX_SECONDS
 from slime.config.run import RunConfig
 from slime.processes.private import write_private
 from slime.ray.ending import cause
 from slime.ray.engine import MembershipError
+from slime.ray.engine_loads import with_loads
+from slime.ray.engine_record import recording
+from slime.ray.engine_rows import EngineRow
 from slime.ray.rollout_group import RolloutGroup
 from slime.utils.addresses import http_url
 from slime.utils.quiet_server import QuietServer
@@ -29,6 +33,8 @@ from slime.utils.same_site import is_foreign
 
 _HOST = "127.0.0.1"
 _READ_TIMEOUT_S = 5.0
+_LOAD_TIMEOUT_S = 2.0  # for an engine to say what it holds
+_FLEET_TIMEOUT_S = 60.0  # for the rollout side, which may be at work
 _LONGEST_BODY = 65536  # bytes
 _MAX_ADDED = 100_000
 
@@ -47,24 +53,34 @@ def engine_control(config: RunConfig, rollout: RolloutGroup) -> Iterator[None]:
         yield
         return
     key, address = secrets.token_urlsafe(32), Path(directory) / CONTROL_FILE
-    server = QuietServer((_HOST, 0), _handler(rollout, key))
+    look = partial(_rows, rollout, config.router.sglang_api_key)
+    server = QuietServer((_HOST, 0), _handler(rollout, key, look))
     threading.Thread(target=server.serve_forever, name="engine-control", daemon=True).start()
     try:
         url = http_url(_HOST, server.server_address[1])
         write_private(address, json.dumps({"url": url, "key": key}) + "\n")
-        yield
+        with recording(Path(directory) / LAST_ENGINES, look):
+            yield
     finally:
         address.unlink(missing_ok=True)
         server.shutdown()
         server.server_close()
 
 
-def answer(rollout: RolloutGroup, method: str, path: str, body: bytes) -> Answer:
+def _rows(rollout: RolloutGroup, api_key: str | None, timeout: float = _FLEET_TIMEOUT_S) -> list[EngineRow]:
+    """What the rollout side knows of its engines, and what they say themselves."""
+    rows = rollout.ask_fleet("rows", timeout=timeout)
+    return with_loads(rows, api_key, min(timeout, _LOAD_TIMEOUT_S))
+
+
+def answer(
+    rollout: RolloutGroup, look: Callable[[], Sequence[EngineRow]], method: str, path: str, body: bytes
+) -> Answer:
     """What a request that has the key gets."""
     try:
         match method, path:
             case "GET", "/engines":
-                return 200, {"engines": [asdict(row) for row in rollout.ask_fleet("rows")]}
+                return 200, {"engines": [asdict(row) for row in look()]}
             case "POST", "/engines/drain":
                 rollout.ask_fleet("drain", *_drain_of(_object(body)))
                 return 200, {}
@@ -112,7 +128,9 @@ def _add_of(asked: dict[str, Any]) -> tuple[int, str]:
     return count, model
 
 
-def _handler(rollout: RolloutGroup, key: str) -> type[BaseHTTPRequestHandler]:
+def _handler(
+    rollout: RolloutGroup, key: str, look: Callable[[], Sequence[EngineRow]]
+) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = _READ_TIMEOUT_S  # others wait meanwhile
 
@@ -124,11 +142,11 @@ def _handler(rollout: RolloutGroup, key: str) -> type[BaseHTTPRequestHandler]:
             if not length.isdecimal() or int(length) > _LONGEST_BODY:
                 self._send(413, {"error": f"Content-Length {length!r} (wanted: up to {_LONGEST_BODY})"})
             elif self._may_ask():
-                self._send(*answer(rollout, "POST", self.path, self.rfile.read(int(length))))
+                self._send(*answer(rollout, look, "POST", self.path, self.rfile.read(int(length))))
 
         def _serve(self, body: bytes) -> None:
             if self._may_ask():
-                self._send(*answer(rollout, self.command, self.path, body))
+                self._send(*answer(rollout, look, self.command, self.path, body))
 
         def _may_ask(self) -> bool:
             given, wanted = self.headers.get("Authorization", ""), f"Bearer {key}"

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from slime.backends.sglang_utils.client import REQUEST_TIMEOUT_S
 from slime.ray.engine import Engine, EngineHandle, EngineState
+from slime.ray.engine_place import EnginePlace
 from slime.utils.types import EngineEndpoint
 
 
@@ -42,6 +43,7 @@ class EngineGroup:
     Attributes:
         engines: by place, the dead that were not replaced included; a place that a drained engine has left
             has none. The list is replaced and never changed: other threads may go over it meanwhile.
+        places: what is known of each place, by number.
         joiners: those that start, or have started, and are none of the engines yet; replaced alike.
         launches: engines that were among them so far; a replacement may serve at its predecessor's address.
         joined: those of them that came while the run went on.
@@ -61,6 +63,7 @@ class EngineGroup:
     ) -> None:
         self._source, self._kind, self._first_rank, self._model = source, kind, first_rank, model
         self._spare, self._answer_timeout = spare, answer_timeout
+        self.places = {first_rank + place: EnginePlace() for place in range(len(source))}
         self.engines: list[Engine] = []
         self.joiners: list[Engine] = []
         self._withheld: frozenset[int] = frozenset()
@@ -94,6 +97,7 @@ class EngineGroup:
                 place = engine.rank - self._first_rank
                 is_free = engine.state is EngineState.DEAD and engine.gone.is_set()
                 if is_free and engine.joins:
+                    engine.place.changed()
                     continue
                 if is_free and engine.rank not in self._withheld and self._source.can_fill(place):
                     engine = self._launch(engine.rank)
@@ -133,12 +137,14 @@ class EngineGroup:
         """Forgets one that has ended before it was taken in: its place is free."""
         with self._changing:
             self.joiners = [other for other in self.joiners if other is not joiner]
+            joiner.place.changed()
 
     def let_go(self, engine: Engine) -> None:
         """Forgets an engine that has left and ended: its place is free."""
         with self._changing:
             self.engines = [other for other in self.engines if other is not engine]
             self.drained += 1
+            engine.place.changed()
 
     def withhold(self, ranks: Collection[int]) -> None:
         """Has no engine start on these places, and on all others of the group again."""
@@ -163,5 +169,11 @@ class EngineGroup:
 
     def _launch(self, rank: int) -> Engine:
         handle = self._source.launch(rank - self._first_rank, rank)
-        named = {"kind": self._kind, "model": self._model}
-        return Engine(rank, handle, **named, answer_timeout=self._answer_timeout)
+        return Engine(
+            rank,
+            handle,
+            kind=self._kind,
+            model=self._model,
+            place=self.places[rank],
+            answer_timeout=self._answer_timeout,
+        )

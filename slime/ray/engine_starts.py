@@ -94,5 +94,5 @@ def _bury(model: ServedModel, failures: Counter[int], error: Exception) -> None:
                 f"{engine}: {count} replacements in a row ended while they started: {reason}"
             ) from error
         logger.warning("%s ended while it started, and is started again: %s", engine, reason)
-        engine.become(EngineState.DEAD)
+        engine.become(EngineState.DEAD, reason)
         engine.end()

@@ -167,7 +167,7 @@ class EngineWatch:
         """
         message = f"{engine} ended: {reason}"
         with self._changed:
-            if self._stopped or self._is_outdated(resumes) or not engine.become(EngineState.DEAD):
+            if self._stopped or self._is_outdated(resumes) or not engine.become(EngineState.DEAD, reason):
                 return
             if not self._tolerant and not engine.joins:
                 self.fail(message)
@@ -250,6 +250,7 @@ class EngineWatch:
         began, gap = time.monotonic(), self._times.interval + LONGEST_GAP_S
         silence = self._silences.setdefault(engine, Silence(gap))
         reason = self._sickness(engine)
+        engine.place.ailment = reason or ""
         if reason is None:
             silence.end()
             return

@@ -196,7 +196,7 @@ class Fleet:
                     raise EngineFailure(
                         f"{engine} serves weight version {found!r}, the trainer sent {version!r}"
                     )
-                engine.handle.updated(version)
+                engine.updated(version)
                 if engine.state is EngineState.READY:
                     self._let_serve(model, engine)
             model.updated(version)

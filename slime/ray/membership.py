@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime.backends.sglang_utils.router import RouterError
-from slime.ray.engine import Engine, EngineRow, EngineState, MembershipError
+from slime.ray.engine import Engine, EngineState, MembershipError
 from slime.ray.engine_requests import requests_held
+from slime.ray.engine_rows import EngineRow, rows_of
 from slime.ray.engine_starts import START_ERRORS
 from slime.ray.members import Members
 from slime.ray.membership_checks import (
@@ -101,27 +102,12 @@ class Membership:
 
     def rows(self) -> list[EngineRow]:
         """All engines and free places, by rank."""
-        rows = []
         self._forget_notices()
-        for model in self._models.values():
-            free = model.free_ranks()
-            rows += [self._row(model, engine) for engine in (*model.engines, *model.joiners)]
-            for rank in model.empty_ranks():
-                state = "free" if rank in free else "free when its notice ends"
-                rows.append(EngineRow(model.name, rank, "", state, ""))
-        return sorted(rows, key=lambda row: row.rank)
+        return rows_of(self._models.values(), self._to_drain)
 
     def metrics_pages(self) -> list[MetricsPage]:
         """Where engines and routers show their metrics."""
         return pages_of(self._models.values())
-
-    def _row(self, model: ServedModel, engine: Engine) -> EngineRow:
-        url, state = engine.url if engine.has_started else "", engine.state.value
-        if engine.rank in self._to_drain and engine.state is not EngineState.DRAINING:
-            state += ", drains after the update"
-        elif engine.joins and engine.state is EngineState.READY:
-            state += ", joins with the next update"
-        return EngineRow(model.name, engine.rank, engine.kind, state, url)
 
     def drain(self, ranks: Sequence[int], seconds: float, notice: float = 0.0) -> None:
         """Has engines leave: begins that and returns.
@@ -238,7 +224,7 @@ class Membership:
 
     def _lose(self, model: ServedModel, engine: Engine, reason: str) -> None:
         """Ends one that has not joined yet."""
-        engine.become(EngineState.DEAD)
+        engine.become(EngineState.DEAD, reason)
         try:
             engine.end()
         finally:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from slime.backends.sglang_utils.router import Router, RouterError
 from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_group import EngineGroup
+from slime.ray.model_engines import ModelEngines
 from slime.ray.registration import end_of, hangs, refused, require_alive_if_it_joins, takes
 
 logger = logging.getLogger(__name__)
@@ -17,7 +18,7 @@ _RESTART_PAUSE = 1.0  # seconds after a start that failed
 _DEATH_NOTICE = 10.0  # seconds until a router that gave no answer is seen to have ended, on a busy machine
 
 
-class ServedModel:
+class ServedModel(ModelEngines):
     """Engines that serve the same model behind one router.
 
     Args:
@@ -51,12 +52,12 @@ class ServedModel:
         waits_for_weights: bool = False,
         router_restarts: int = 0,
     ) -> None:
+        super().__init__(groups)
         self.name, self.takes_updates, self.waits_for_weights = name, takes_updates, waits_for_weights
         self.policy, self.update_interval = policy or name, update_interval
         self.evaluates = self.wanted = evaluates
         self.version: str | None = None
         self._since: int | None = None  # the first rollout with this version; None before it
-        self._groups = list(groups)
         self._start_router = start_router
         self.router: Router | None = None
         self._most_restarts, self._restarts = router_restarts, 0
@@ -65,30 +66,6 @@ class ServedModel:
         self._listing = threading.RLock()  # whose address it is that a router is told of
         self.unlisted: set[Engine] = set()
         self._stopped = False
-
-    @property
-    def engines(self) -> list[Engine]:
-        return [engine for group in self._groups for engine in group.engines]
-
-    @property
-    def living(self) -> list[Engine]:
-        """The engines that have started and not died since."""
-        return [engine for engine in self.engines if engine.lives]
-
-    @property
-    def dead(self) -> list[Engine]:
-        """The dead engines that have not been replaced yet."""
-        return [engine for engine in self.engines if engine.state is EngineState.DEAD]
-
-    @property
-    def starting(self) -> list[Engine]:
-        """The engines that were launched and do not serve yet."""
-        return [engine for engine in self.engines if engine.state is EngineState.STARTING]
-
-    @property
-    def joiners(self) -> list[Engine]:
-        """Engines that start beside the others, or have, and are none of them yet."""
-        return [engine for group in self._groups for engine in group.joiners]
 
     @property
     def is_lost(self) -> bool:
@@ -100,27 +77,6 @@ class ServedModel:
         waits = self.evaluates and not self.wanted
         none_left = dead and not self.living and not self.starting
         return bool(none_left) and not (waits or self.restarts_alone(dead[0]))
-
-    @property
-    def launches(self) -> int:
-        """Engines started so far."""
-        return sum(group.launches for group in self._groups)
-
-    @property
-    def replaced(self) -> int:
-        """Engines that were started in place of others."""
-        return sum(group.replaced for group in self._groups)
-
-    @property
-    def drained(self) -> int:
-        """Engines that have left for good."""
-        return sum(group.drained for group in self._groups)
-
-    @property
-    def has_changed(self) -> bool:
-        """Whether any of its first engines has died or left, or others have come."""
-        joined = sum(group.joined for group in self._groups)
-        return bool(joined or self.replaced or self.drained or self.dead)
 
     @property
     def keeps_versions(self) -> bool:
@@ -144,53 +100,6 @@ class ServedModel:
         for group in self._groups:
             group.launch(ranks)
         self.router = self._start_router()
-
-    def replace_gone(self) -> list[Engine]:
-        """Begins to start engines in place of those that are gone, and returns them."""
-        return [engine for group in self._groups for engine in group.replace_gone()]
-
-    def let_go(self, engine: Engine) -> None:
-        """Forgets an engine that has left and ended."""
-        for group in self._groups:
-            if engine in group.engines:
-                group.let_go(engine)
-
-    def join(self, rank: int) -> Engine:
-        """Begins to start an engine on a free place; it is one of `joiners` until it is taken in."""
-        return next(group for group in self._groups if rank in group.free_ranks()).join(rank)
-
-    def await_joiner(self, joiner: Engine, timeout: float) -> None:
-        """Returns when it serves HTTP; ``timeout`` in seconds."""
-        self._group_of(joiner).await_joiner(joiner, timeout)
-
-    def take_in(self, joiner: Engine) -> None:
-        """Makes it one of the engines."""
-        self._group_of(joiner).take_in(joiner)
-
-    def forget_joiner(self, joiner: Engine) -> None:
-        """Forgets one that has ended before it was taken in."""
-        self._group_of(joiner).forget_joiner(joiner)
-
-    def _group_of(self, joiner: Engine) -> EngineGroup:
-        return next(group for group in self._groups if joiner in group.joiners)
-
-    def free_ranks(self) -> list[int]:
-        """The numbers of the places that no engine has and that may be filled."""
-        return [rank for group in self._groups for rank in group.free_ranks()]
-
-    def empty_ranks(self) -> list[int]:
-        """The numbers of the places that no engine has."""
-        return [rank for group in self._groups for rank in group.empty_ranks()]
-
-    def withhold(self, ranks: Collection[int]) -> None:
-        """Has no engine start on these places, and on all others again."""
-        for group in self._groups:
-            group.withhold(ranks)
-
-    def wait_ready(self, timeout: float) -> None:
-        """Returns when all engines that were launched serve; ``timeout`` in seconds."""
-        for group in self._groups:
-            group.wait_ready(timeout)
 
     def admit(self, engine: Engine) -> None:
         """Lets requests through to an engine that is ready, unless it dies meanwhile.

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -35,11 +36,12 @@ def test_an_engine_joins_a_run_that_goes_on_and_the_first_one_leaves_it(
         capsys.readouterr()
         if main(["engines", "list", str(save), "--json"]):
             return {}  # the rollout side is lost
-        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        rows[:] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         urls.update({row["rank"]: row["url"] for row in rows})
         return {row["rank"]: row["state"] for row in rows}
 
     urls: dict[int, str] = {}
+    rows: list[dict[str, Any]] = []
     run.wait_for(lambda: len(run.rows("train")) == 1, "the first step")
     assert main(["engines", "add", str(save), "2"]) == 1
     assert "2 more of model default: 1 of its places are free" in capsys.readouterr().err
@@ -47,6 +49,9 @@ def test_an_engine_joins_a_run_that_goes_on_and_the_first_one_leaves_it(
     run.wait_for(lambda: states()[1] == "ready, joins with the next update", "the start of the other")
     second.touch()
     run.wait_for(lambda: states() == {0: "serving", 1: "serving"}, "the next update")
+    run.wait_for(lambda: states() and all(row["health"] == "answers" for row in rows), "their answers")
+    assert [row["version"] for row in rows] == ["3", "3"]
+    assert all(row["running"] is not None and row["since"] for row in rows)
     for rank in (0, 1):
         told = httpx.get(f"{urls[rank]}/model_info", headers={"Authorization": "Bearer k"})
         assert told.json()["weight_version"] == "3"
@@ -59,11 +64,13 @@ def test_an_engine_joins_a_run_that_goes_on_and_the_first_one_leaves_it(
     run.wait_for(lambda: states() == {0: "free", 1: "serving"}, "the next manager")
     third.touch()
     run.expect_success()
-    rows = run.rows("rollout")
-    assert [rows[step].get("fleet/default/engines") for step in range(3)] == [None, None, 1]
-    assert [rows[step].get("fleet/default/missing") for step in range(3)] == [None, None, 0]
+    steps = run.rows("rollout")
+    assert [steps[step].get("fleet/default/engines") for step in range(3)] == [None, None, 1]
+    assert [steps[step].get("fleet/default/missing") for step in range(3)] == [None, None, 0]
     assert len(run.rows("train")) == 3
     books = read_state(state_path(str(save), 2))["ledger"]
     assert (books["issued"], books["trained"], books["buffered"]) == (12, 12, 0)
     assert not (save / "engines.json").exists()
+    last = json.loads((save / "last_engines.json").read_text())["engines"]
+    assert [row["state"] for row in last] == ["free", "serving"] and int(last[1]["version"]) > 3
     run.expect_no_processes()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,19 @@ import pytest
 from slime.cli.main import main
 from slime.config.engines import CONTROL_FILE
 from slime.config.run import run_config
-from slime.ray.engine import EngineRow, MembershipError
+from slime.ray import engine_control as engine_control_module
+from slime.ray.engine import MembershipError
 from slime.ray.engine_control import engine_control
+from slime.ray.engine_rows import EngineRow
 from slime.ray.losses import RolloutSideLost
 from tests.each import hold_each
 from tests.page_runs import printed
 from tests.run_args import run_args
+
+MEASURED: dict[str, Any] = {
+    **{"since": 1000.0, "version": "7", "health": "answers", "running": 2, "waiting": 0},
+    "tokens_per_second": 31.5,
+}
 
 
 class Rollout:
@@ -25,21 +33,22 @@ class Rollout:
 
     def __init__(self) -> None:
         self.rows = [
-            EngineRow("default", rank, "regular", "serving", f"http://engine{rank}") for rank in (0, 1)
+            EngineRow("default", rank, "regular", "serving", f"http://engine{rank}", **MEASURED)
+            for rank in (0, 1)
         ]
         self.asked: list[tuple[object, ...]] = []
         self.looks_until_gone = 2
         self.lost = False
         self.starts: list[str] = []  # states of what was added, at each look
 
-    def ask_fleet(self, method: str, *arguments: Any) -> Any:
+    def ask_fleet(self, method: str, *arguments: Any, timeout: float = 0) -> Any:
         if self.lost:
             raise RolloutSideLost("the process of rank 0 ended")
         self.asked.append((method, *arguments))
         if method == "rows":
             self.looks_until_gone -= 1
             if self.looks_until_gone <= 0 and ("drain", [1], 5.0, 0.0) in self.asked:
-                self.rows[1] = EngineRow("default", 1, "", "free", "")
+                self.rows[1] = EngineRow("default", 1, "", "free", "", 1e9, failure="killed", failed=1e9)
             if self.starts:
                 self.rows[2:] = [replace(row, state=self.starts.pop(0)) for row in self.rows[2:]]
             return self.rows
@@ -54,7 +63,9 @@ class Rollout:
 
 
 @pytest.fixture
-def rollout() -> Rollout:
+def rollout(monkeypatch: pytest.MonkeyPatch) -> Rollout:
+    monkeypatch.setattr(engine_control_module, "with_loads", lambda rows, api_key, timeout: rows)
+    monkeypatch.setattr(engine_control_module, "recording", lambda path, look: nullcontext())
     return Rollout()
 
 
@@ -147,11 +158,13 @@ def test_the_command_lists_and_drains_as_printed(run_dir: Path, rollout: Rollout
     assert main(["engines", "drain", str(run_dir), "1", "--seconds", "5", "--wait", "60"]) == 0
     capsys.readouterr()
     assert main(["engines", "list", str(run_dir)]) == 0
-    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
-        ["engine", "model", "state", "address"],
-        ["0", "default", "serving", "http://engine0"],
-        ["1", "default", "free"],
-    ]
+    head, first, second, failure = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert head[:6] == ["engine", "model", "state", "since", "health", "weights"]
+    assert head[6:] == ["running", "waiting", "tokens/s", "address"]
+    assert first[:3] == ["0", "default", "serving"] and first[3] in ("1970-01-01", "1969-12-31")
+    assert first[5:] == ["answers", "7", "2", "0", "31.5", "http://engine0"]
+    assert second[:3] == ["1", "default", "free"] and len(second) == 5
+    assert failure[:4] == ["engine", "1", "failed", "at"] and failure[-1] == "killed"
     assert main(["engines", "list", str(run_dir), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[0])["url"] == "http://engine0"
 
@@ -198,6 +211,15 @@ def test_without_a_run_that_goes_on_the_command_says_so(tmp_path: Path, rollout:
     (tmp_path / CONTROL_FILE).write_text(left)  # of a run that was killed
     assert main(["engines", "list", str(tmp_path)]) == 1
     assert "the run does not answer at http://127.0.0.1:" in capsys.readouterr().err
-    (tmp_path / CONTROL_FILE).write_text("{}")
-    assert main(["engines", "list", str(tmp_path)]) == 1
-    assert "engines.json is not one of a run" in capsys.readouterr().err
+    elsewhere = (
+        "http://10.0.0.1:80",
+        "http://127.0.0.1@10.0.0.1:80",
+        "https://127.0.0.1:1",
+        "http://127.0.0.1",
+    )
+    texts = ["{}", "[]", "[" * 50_000, *(json.dumps({"url": url, "key": "hidden"}) for url in elsewhere)]
+    for text in texts:
+        (tmp_path / CONTROL_FILE).write_text(text)
+        assert main(["engines", "list", str(tmp_path)]) == 1
+        told = capsys.readouterr().err
+        assert "engines.json is not one of a run" in told and "hidden" not in told

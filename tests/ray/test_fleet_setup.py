@@ -49,6 +49,9 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         def __init__(self, args: Any, slots: Slots, shape: Any, first_slot: int, trainer_gpus: int) -> None:
             made.append({"gpus": slots.gpu_ids, "shape": shape, "first": first_slot, "trainer": trainer_gpus})
 
+        def __len__(self) -> int:
+            return 0
+
     monkeypatch.setattr(fleet_setup, "SpawnedEngines", Source)
     return made
 

@@ -20,6 +20,7 @@ from slime.ray.engine_watch import EngineWatch
 from slime.ray.fleet import Fleet
 from slime.ray.members import KeptMembers, Members
 from slime.ray.membership import Membership
+from slime.ray.model_engines import ModelEngines
 from slime.ray.pending_rollout import PendingRollout
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.rollout_manager import RolloutManager
@@ -427,7 +428,7 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "the last engine may leave": (Bug(membership, "require_others", _nothing),),
     "engines leave within an update": (Bug(Membership, "begin_update", _nothing),),
     "an engine that leaves stays in the router": (Bug(Membership, "_drain", _still_routed),),
-    "an engine that has left is still one of the fleet": (Bug(ServedModel, "let_go", _nothing),),
+    "an engine that has left is still one of the fleet": (Bug(ModelEngines, "let_go", _nothing),),
     "who is to leave after an update does not": (Bug(Membership, "end_update", _nothing),),
     "an engine that joins serves before it has weights": (Bug(Membership, "_start", _at_once),),
     "an engine joins within an update": (Bug(Membership, "_start", _into_the_update),),

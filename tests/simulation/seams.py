@@ -37,6 +37,8 @@ UNDER_SIMULATION = (
     "slime.ray.membership_checks",
     "slime.ray.registration",
     "slime.ray.served_model",
+    "slime.ray.model_engines",
+    "slime.ray.engine_rows",
     "slime.ray.engine_group",
     "slime.ray.engine",
     "slime.ray.engine_scaling",

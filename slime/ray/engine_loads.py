@@ -1,0 +1,50 @@
+"""What engines hold and do at the moment, as they say themselves; asked by the driver."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from slime.backends.sglang_utils.client import EngineClient, EngineError
+from slime.ray.engine import EngineState
+from slime.ray.engine_rows import EngineRow
+from slime.utils.types import EngineEndpoint
+
+_AT_ONCE = 64  # engines
+_NOT_THERE = 404  # of an older server, which tells no load
+ANSWERS = "answers"
+
+
+def with_loads(rows: Sequence[EngineRow], api_key: str | None, timeout: float) -> list[EngineRow]:
+    """The rows with health, requests and speed of those that may answer, all asked side by side.
+
+    Args:
+        timeout: seconds for each to answer.
+    """
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="engine-load") as pool:
+        return list(pool.map(lambda row: _with_load(row, api_key, timeout), rows))
+
+
+def _with_load(row: EngineRow, api_key: str | None, timeout: float) -> EngineRow:
+    if not row.url or row.state == EngineState.DEAD.value:
+        return row
+    client = EngineClient(EngineEndpoint(row.url, api_key, 1, None), timeout)
+    try:
+        load = client.request("GET", "/v1/loads", params={"include": "core"})
+        return replace(row, health=row.health or ANSWERS, **_counts(load))
+    except EngineError as error:
+        found = "no answer" if error.status is None else f"HTTP {error.status}"
+        return replace(row, health=row.health or (ANSWERS if error.status == _NOT_THERE else found))
+    except (KeyError, TypeError):  # an answer of another form
+        return replace(row, health=row.health or ANSWERS)
+    finally:
+        client.close()
+
+
+def _counts(load: Any) -> dict[str, Any]:
+    """Sums over its data-parallel ranks; one that runs nothing may still tell how fast it last was."""
+    ranks = load["loads"]
+    running = sum(int(rank["num_running_reqs"]) for rank in ranks)
+    waiting = sum(int(rank["num_waiting_reqs"]) for rank in ranks)
+    speed = sum(float(rank.get("gen_throughput", 0.0)) for rank in ranks if rank["num_running_reqs"])
+    return {"running": running, "waiting": waiting, "tokens_per_second": round(speed, 1)}
