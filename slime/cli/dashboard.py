@@ -12,7 +12,8 @@ from pathlib import Path
 import uvicorn
 
 from slime.arguments.core.errors import UsageError
-from slime.cli.run_dir import Record, max_staleness, metrics_file, read_record
+from slime.cli.run_dir import Record, control_places, max_staleness, metrics_file, read_record
+from slime.dashboard.engines import Engines
 from slime.dashboard.recordings import Recordings
 from slime.dashboard.run import Run
 from slime.dashboard.server import dashboard
@@ -79,6 +80,7 @@ def _run(name: str, place: str) -> Run:
         max_staleness(record),
         Recordings(rollouts, trained, texts),
         TraceFile(Path(_named(record, "trace") or Path(place) / "trace.json")),
+        Engines(control_places(place, record)),
     )
 
 

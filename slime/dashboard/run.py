@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slime.dashboard.engines import Engines
 from slime.dashboard.metrics import MetricsFile
 from slime.dashboard.recordings import Recordings
 from slime.dashboard.trace import TraceFile
@@ -45,6 +46,7 @@ class Run:
     max_staleness: int | None = None
     recordings: Recordings = field(default_factory=Recordings)
     trace: TraceFile = field(default_factory=TraceFile)
+    engines: Engines = field(default_factory=Engines)
     metrics: MetricsFile = field(init=False)
 
     def __post_init__(self) -> None:

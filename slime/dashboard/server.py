@@ -8,6 +8,7 @@ Everything lies below ``/KEY/``: who has not been told the key gets 404.
 import hmac
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from slime.dashboard.run import Run
 from slime.utils.same_site import FOREIGN, is_foreign
 
 _PAGE = Path(__file__).parent / "page"
-_SCRIPTS = ("page.js", "alerts.js", "samples.js", "tables.js", "lanes.js", "views.js")
+_SCRIPTS = ("page.js", "alerts.js", "samples.js", "engines.js", "tables.js", "lanes.js", "views.js")
 _FILES = {
     "": "index.html",
     **{name: name for name in (*_SCRIPTS, "page.css", "uPlot.iife.min.js", "uPlot.min.css")},
@@ -37,6 +38,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _MOST = 10**9
+_AT_ONCE = 32  # runs
 
 
 class AskError(Exception):
@@ -68,6 +70,12 @@ class _Shown:
 
     def tables(self, request: Request) -> Any:
         return {run.name: run.tables() for run in self._runs.values()}
+
+    def engines(self, request: Request) -> Any:
+        # Side by side: one that hangs does not answer for seconds.
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = pool.map(lambda run: run.engines.now(), self._runs.values())
+            return dict(zip(self._runs, found, strict=True))
 
     def recordings(self, request: Request) -> Any:
         return {run.name: run.recordings.steps() for run in self._runs.values()}
@@ -114,7 +122,7 @@ def dashboard(runs: Sequence[Run], key: str, host: str) -> Starlette:
     """
     shown = _Shown(runs)
     answers = (
-        *(shown.runs, shown.curves, shown.seconds, shown.tables),
+        *(shown.runs, shown.curves, shown.seconds, shown.tables, shown.engines),
         *(shown.recordings, shown.samples, shown.sample, shown.traces, shown.trace),
     )
     routes = [Route(f"/{{key}}/{path}", _file(name)) for path, name in _FILES.items()]

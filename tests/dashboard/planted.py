@@ -1,9 +1,13 @@
 """A run's directory with four faults in it, of the files that a run writes, by what writes them."""
 
+import json
+import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from slime.config.engines import LAST_ENGINES
 from slime.observability.jsonl import JsonlWriter
 from slime.observability.rollout_data_utils import save_debug_rollout_data
 from slime.observability.spans import Span, TraceFile
@@ -35,6 +39,7 @@ def plant(directory: Path) -> Path:
     trace.close()
     for rollout in RECORDED:
         _record(directory, rollout)
+    _write_engines(directory / LAST_ENGINES)
     return directory
 
 
@@ -54,6 +59,23 @@ def _write_metrics(writer: JsonlWriter, rollout: int) -> None:
     writer.write("train", rollout, {**trained, "train/train_rollout_logprob_abs_diff": 1e-3 + wave / 100})
     times = {"perf/rollout_time": 4.0, "perf/train_time": 4.0, "perf/log_probs_time": 1.0}
     writer.write("rollout", rollout, {**times, "perf/step_time": 10.0, "perf/wait_time_ratio": 0.4})
+
+
+def _write_engines(file: Path) -> None:
+    """One that took the place of that which died, one that leaves, and one that is dead when the run ends."""
+    now, killed = time.time(), "its server (pid 4711) was killed by SIGKILL"
+    serves = {"model": "default", "kind": "regular", "version": str(ROLLOUTS), "health": "answers"}
+    state = ("serving", "serving", "draining", "dead")
+    rows: list[dict[str, Any]] = [
+        {**serves, "rank": rank, "state": state[rank], "url": f"http://127.0.0.1:{15000 + rank}"}
+        | {"since": now - 900 + 60 * rank, "failure": "", "failed": 0.0}
+        | {"running": 3 - rank, "waiting": 1 - rank % 2, "tokens_per_second": 41.5 - rank}
+        for rank in range(4)
+    ]
+    rows[1] |= {"failure": killed, "failed": now - 850}
+    silent = {"health": "", "running": None, "waiting": None, "tokens_per_second": None}
+    rows[3] |= {**silent, "failure": "no healthy answer within 30 s", "failed": now - 720}
+    file.write_text(json.dumps({"time": now - 60, "engines": rows}))
 
 
 def _write_spans(trace: TraceFile, rollout: int, began: float) -> None:

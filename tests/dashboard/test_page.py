@@ -1,5 +1,6 @@
 """The page in a browser: a newcomer finds what went wrong, by mouse and keys, on a phone and in the dark."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,11 +155,44 @@ def test_curves_of_each_of_several_policies_are_there_at_first(page, tmp_path) -
 
 def test_engines_and_ledger_are_tables(page) -> None:
     open_page(page, "#view=engines")
-    page.until("document.querySelectorAll('#tables table').length === 2")
+    page.until("document.querySelectorAll('#tables table').length === 3")
     text = page.text("#tables").replace("\u200b", "")
     assert "fleet/default/replaced" in text and "rollout/dropped/aborted" in text
     assert page.evaluate("document.querySelector('#tables .total').innerText").split() == ["all", "9"]
     picture(page, "engines")
+
+
+def test_each_engine_has_a_row_as_the_run_last_told_it(page) -> None:
+    open_page(page, "#view=engines")
+    page.until("document.querySelectorAll('table.engines tbody tr').length === 4")
+    cells = "[...document.querySelectorAll('table.engines tbody tr')].map((row) => [...row.cells].map({}))"
+    rows = page.evaluate(cells.format("(cell) => cell.innerText"))
+    heads = page.evaluate("[...document.querySelectorAll('table.engines thead th')].map((c) => c.innerText)")
+    assert heads == [
+        *("engine", "model", "state", "since", "health", "weights", "running", "waiting", "tokens/s"),
+        *("last failure", "address"),
+    ]
+    by_name = [dict(zip(heads, row, strict=True)) for row in rows]
+    assert [row["state"] for row in by_name] == ["serving", "serving", "draining", "dead"]
+    assert all(row["since"] for row in by_name) and by_name[2]["running"] == "1"
+    assert by_name[1]["last failure"].endswith("was killed by SIGKILL") and by_name[0]["last failure"] == ""
+    assert by_name[3]["last failure"].endswith("within 30 s") and by_name[3]["tokens/s"] == ""
+    assert page.evaluate("document.querySelector('table.engines .problem').innerText") == "dead"
+    told = page.text("#tables p")
+    assert told.startswith("2 serving; 1 draining; 1 dead; requests: 6 running, 2 waiting; 121.5 tokens/s")
+    assert "as the run last wrote it, " in told and "1 min" in told
+    assert page.problems == []
+
+
+def test_what_a_server_said_before_it_died_is_text(page) -> None:
+    open_page(page, "#view=engines")
+    row = {"rank": 0, "state": ATTACK, "kind": ATTACK, "model": ATTACK, "url": ATTACK, "version": ATTACK}
+    row |= {"health": ATTACK, "failure": ATTACK, "since": 1, "failed": 1, "running": 1, "waiting": None}
+    told = {"is_live": True, "time": 1, "problem": ATTACK, "rows": [row | {"tokens_per_second": None}]}
+    page.evaluate(f"element('tables').replaceChildren(...enginesOf('x', {json.dumps(told)}))")
+    assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
+    assert page.evaluate("document.querySelector('#tables').innerText").count(ATTACK) == 9
+    assert page.evaluate("document.title") == "slime" and page.problems == []
 
 
 @pytest.mark.parametrize("view", ["curves", "samples", "engines", "time"])

@@ -1,14 +1,18 @@
 "use strict";
-// Engines and ledger of each run: the last steps in rows, and sums of the whole run.
+// Engines and ledger of each run: now, the last steps in rows, and sums of the whole run.
 
 const SUMMED = { engines: false, ledger: true };
+const HEADS = { engines: "engines by step", ledger: "ledger" };
 const WITHOUT = { engines: "no metrics of engines yet", ledger: "no group was dropped, given up or left ungraded" };
 
 async function showTables() {
-  const found = await ask("tables"), parts = [];
-  for (const run of runs) if (!hidden.has(run.name)) for (const [title, table] of Object.entries(found[run.name])) {
-    parts.push(make("h2", `${run.name}: ${title}`));
-    parts.push(table.names.length ? tableOf(table, SUMMED[title]) : make("p", WITHOUT[title], { className: "dim" }));
+  const [found, engines] = await Promise.all([ask("tables"), ask("engines")]), parts = [];
+  for (const run of runs) if (!hidden.has(run.name)) {
+    parts.push(...enginesOf(run.name, engines[run.name]));
+    for (const [title, table] of Object.entries(found[run.name])) {
+      parts.push(make("h2", `${run.name}: ${HEADS[title]}`));
+      parts.push(table.names.length ? tableOf(table, SUMMED[title]) : make("p", WITHOUT[title], { className: "dim" }));
+    }
   }
   if (element("tables").contains(document.activeElement)) return; // somebody is reading it
   element("tables").replaceChildren(...parts);
