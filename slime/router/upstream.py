@@ -164,9 +164,12 @@ class Upstream:
         try:
             yield heads
         finally:
-            for worker, head in zip(halves, heads, strict=True):
+            for worker in halves:
                 worker.in_flight -= 1
-                await self._connections.finish_half(worker.url, head)
+            # Also for a client that goes away meanwhile: neither's connection may count as in use for good.
+            finish = self._connections.finish_half
+            done = [finish(worker.url, head) for worker, head in zip(halves, heads, strict=True)]
+            await asyncio.shield(asyncio.gather(*done))
 
     def _without(self, worker: Worker, tried: list[Worker]) -> None:
         """Has a worker that could not be connected to left out."""

@@ -146,6 +146,37 @@ async def test_a_refusal_of_either_half_is_the_answer_and_ends_the_other(refusin
     never.set()
 
 
+async def test_a_client_that_goes_away_while_halves_end_leaves_none_of_them(start_engine) -> None:
+    """As one does that closes its connection after each answer."""
+    prefill, decode, ending = start_engine(), start_engine(), asyncio.Event()
+    async with halves(prefill, decode) as router:
+        upstream = router.router.upstream
+        connections, held, finished = upstream._connections, asyncio.Event(), list[str]()
+        finish = connections.finish_half
+
+        async def slow(base: str, head: Any) -> None:
+            ending.set()
+            await held.wait()
+            await finish(base, head)
+            finished.append(base)
+
+        async def client() -> None:
+            async with upstream.answer(b"POST", b"/generate", [], b'{"input_ids": [1]}'):
+                pass
+
+        connections.finish_half = slow
+        async with asyncio.timeout(LONGEST):
+            task = asyncio.create_task(client())
+            await ending.wait()
+            assert not any(worker.in_flight for worker in router.router.pool)
+            task.cancel()
+            assert isinstance(*await asyncio.gather(task, return_exceptions=True), asyncio.CancelledError)
+            held.set()
+            while sorted(finished) != sorted([prefill.url, decode.url]):
+                await asyncio.sleep(0.005)
+        assert connections._free._taken == 0
+
+
 @pytest.mark.parametrize("away", ["prefill", "decode"])
 async def test_another_one_takes_the_place_of_a_half_that_cannot_be_connected_to(
     away: str, start_engine
