@@ -16,6 +16,7 @@ import gc
 import io
 import os
 import signal
+import socket
 import time
 import traceback
 from argparse import Namespace
@@ -29,7 +30,6 @@ import torch
 
 from slime.models import shape_from_hf_config
 from slime.models.shape import pad_vocab_size
-from tests.engines import free_port
 from tests.forking import forking
 from tests.run_args import with_groups
 
@@ -123,7 +123,8 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
         TimeoutError: a rank gave no result within ``timeout`` seconds.
     """
     context = forking()
-    port = free_port()
+    meeting_point = _reserved()
+    port = meeting_point.getsockname()[1]
     processes, pipes = [], {}
     for rank in range(world_size):
         receiver, sender = context.Pipe(duplex=False)
@@ -143,6 +144,15 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
             process.join(timeout=5)
             _kill_group(process)
             process.join()
+        meeting_point.close()
+
+
+def _reserved() -> socket.socket:
+    """Has a port that the kernel gives nobody else; a store may listen there, as it shares addresses."""
+    found = socket.socket()
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.bind(("", 0))
+    return found
 
 
 def _kill_group(rank: BaseProcess) -> None:

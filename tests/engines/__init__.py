@@ -6,7 +6,9 @@ from functools import cache
 
 from slime.utils.http_utils import is_port_available
 
-_FIRST, _COUNT = 20_000, 10_000
+_FIRST, _COUNT = 30_100, 2_600
+"""Above what runs choose for their engines and routers, which listen long after they have looked whether a
+port is free, and below the kernel's range for outgoing connections."""
 
 
 @cache
