@@ -3,6 +3,7 @@
 import sys
 import threading
 import uuid
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -54,12 +55,12 @@ def fast(monkeypatch):
 
 def failing(monkeypatch, files, method, error, times):
     """Has a method of a file system fail so many times; returns the paths that it was called with."""
-    called, act = [], getattr(files, method)
+    called, act, left = [], getattr(files, method), [error] * times
 
     def fail(path, *args, **options):
         called.append(path)
-        if len(called) <= times:
-            raise error
+        with suppress(IndexError):  # threads may be in here at once
+            raise left.pop()
         return act(path, *args, **options)
 
     monkeypatch.setattr(files, method, fail)

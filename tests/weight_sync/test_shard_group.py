@@ -112,7 +112,7 @@ def _update(rank, args, endpoints, then=lambda update: update.run(2).sent):
 
 def _args(checkpoint, layout, **flags):
     own = dict(colocate=False, update_weight_transport="shards", update_weight_buffer_size=60_000)
-    own |= {"check_weight_checksums": True, "distributed_timeout_minutes": 1}
+    own |= {"check_weight_checksums": True}
     return make_args(checkpoint, **{**own, **layout, **flags})
 
 

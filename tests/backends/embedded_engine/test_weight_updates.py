@@ -203,7 +203,7 @@ def test_a_checkpoint_is_loaded_when_what_runs_has_ended(server, tmp_path):
 
 def test_what_runs_is_ended_where_an_update_asks_for_that(server):
     answers: list[dict] = []
-    sampling = {"max_new_tokens": LONG, "ignore_eos": True}
+    sampling = {"max_new_tokens": ENDLESS, "ignore_eos": True}
     running = threading.Thread(target=lambda: answers.append(server.generate(PROMPT, sampling)))
     running.start()
     while used(server) < 20 and not answers:
