@@ -4,6 +4,7 @@ import os
 import subprocess
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,13 @@ wait
 """
 
 
+def title(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().partition("\0")[0]
+    except OSError:  # it has ended
+        return ""
+
+
 @pytest.fixture
 def tree():
     mark = uuid.uuid4().hex
@@ -50,7 +58,9 @@ def tree():
         while len(processes.look_everywhere()) < len(titles) + 3:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        time.sleep(0.2)  # until all have their titles
+        while not set(titles) <= set(map(title, processes.look_everywhere())):  # before, they are bash's
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         yield processes, process.pid
         for pid in processes.look_everywhere():
             os.kill(pid, 9)

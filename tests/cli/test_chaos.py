@@ -99,7 +99,7 @@ def test_a_run_that_heals_has_no_problem(disturb, tmp_path, capsys):
     ("flag", "problem"),
     [
         ("--dies", r"the run ended with exit status 1 \(wanted: 0\)"),
-        ("--hangs", "no step within 1 s after kill of driver"),
+        ("--hangs", "no step within 3 s after kill of driver"),
         ("--leaves", r"process \d+ is left: sleep 600"),
         ("--differs", "1 values of the metrics differ from the twin's"),
         ("--skips", "optimizer steps without metrics: 2"),
@@ -107,7 +107,8 @@ def test_a_run_that_heals_has_no_problem(disturb, tmp_path, capsys):
 )
 def test_what_is_not_as_it_should_be_is_named(flag, problem, disturb):
     twin = ["--twin"] if flag == "--differs" else []
-    words = ["--faults", "1", "--kinds", "kill", "--stuck-after", "1", *twin]
+    stuck_after = "3" if flag == "--hangs" else "60"
+    words = ["--faults", "1", "--kinds", "kill", "--stuck-after", stuck_after, *twin]
     status, found = disturb(*words, flags=[*FLAGS, flag])
     assert status == 1
     assert any(re.match(problem, told) for told in found["problems"]), found["problems"]

@@ -157,12 +157,13 @@ def test_it_looks_while_engines_generate(scaling, monkeypatch: pytest.MonkeyPatc
     members.engines[0].requests = 100
     monkeypatch.setattr(members, "add", lambda *_: joined.set())
     scaled = scaling(members, rollout_scaling_interval=0.02)
-    assert not [thread for thread in threading.enumerate() if thread.name == "engine-scaling"]
+    wait_until(lambda: not counting())  # of other tests
     with scaled.while_generating():
         assert joined.wait(60)
+    wait_until(lambda: not counting())
     nobody: Any = Members(engines=0, places=0)
     with EngineScaling(config_with(rollout_queue_per_engine=1.0).engines, [], nobody).while_generating():
-        assert len([one for one in threading.enumerate() if one.name == "engine-scaling"]) <= 1
+        assert not counting()
     with scaling(members, rollout_queue_per_engine=None).while_generating():
         assert scaled._counts == [] or len(scaled._counts) == 1
 
@@ -174,6 +175,7 @@ def test_it_looks_between_rollouts_as_long_as_answers_are_made_then(
     members, left, worker = Members(engines=2, places=2), threading.Event(), Members(0, 0)
     monkeypatch.setattr(members, "drain", lambda *_: left.set())
     scaled = scaling(members, rollout_scaling_interval=0.03)
+    wait_until(lambda: not counting())  # of other tests
     background_generation.begin(worker)
     try:
         with scaled.while_generating():

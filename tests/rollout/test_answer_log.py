@@ -238,8 +238,11 @@ def test_what_runs_across_rollouts_stays_in_the_log(engine, logged, make_source,
         log.end(source)
         log.begin(1, source)
         handed_out = {(group[0].group_index, group[0].index) for group in output.samples}
-        found = read_answers(directory)[0]
-        assert found[1, 1].tokens and not handed_out & found.keys()
+        deadline = time.monotonic() + 120
+        while not ((1, 1) in (found := read_answers(directory)[0]) and found[1, 1].tokens):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert not handed_out & found.keys()
         stuck.free = True
         while not (found := read_answers(directory)[0])[1, 1].response:
             time.sleep(0.01)
