@@ -105,7 +105,7 @@ OTHER_END = {
     "weight_sync/floor.py: _receive: receiver.recv_into": "settimeout",
     "weight_sync/shards/exchange.py: run: work.wait": "the group's",
     "weight_sync/transports/engine_group.py: join: init_process_group": "its timeout",
-    "weight_sync/transports/broadcast.py: _broadcast: work.wait": "the group's",
+    "weight_sync/transports/broadcast.py: _broadcast: works[0].wait": "the group's",
     "backends/embedded_engine/rank_messages.py: receive: works.pop(0).wait": "the group's",
     "backends/embedded_engine/weight_groups.py: begin_receiving: ranks[one.rank].recv": "does not wait",
     "weight_sync/transports/shard_group.py: _give_up: wait": "5 s",

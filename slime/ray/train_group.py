@@ -25,6 +25,7 @@ from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all
 from slime.ray.whole_checkpoint import resumed, whole_checkpoint
 from slime.training.optimizer_schedule import steps_of_rollouts
 from slime.utils.types import EngineEndpoint
+from slime.weight_sync.broken import GROUP_BROKE
 from slime.weight_sync.report import of_all_ranks
 
 logger = logging.getLogger(__name__)
@@ -231,7 +232,7 @@ class RayTrainGroup:
         self._prove_policy(adapters)
 
     def _engines_after(self, error: ray.exceptions.RayTaskError, engines: Engines, left: int) -> Engines:
-        """The engines to begin a failed update again with: one of them has died or hung, or was slow.
+        """The engines to begin a failed update again with: one of them has died or hung, was slow or cut off.
 
         Raises:
             RayTaskError: the failure is none of that.
@@ -240,7 +241,8 @@ class RayTrainGroup:
         self._connected = ([], 0)  # those that are left have stopped in the middle
         found = self._rollout.updatable_engines(suspicious=True)
         self._slow |= _NO_ANSWER in str(error)  # what it does late may fail the next attempt too
-        if found == engines and not (self._slow and self._config.fault_tolerance.use_fault_tolerance):
+        may_go = self._slow or GROUP_BROKE in str(error)
+        if found == engines and not (may_go and self._config.fault_tolerance.use_fault_tolerance):
             raise error
         told = str(error).splitlines()[-1]
         if not left:

@@ -5,13 +5,14 @@ import itertools
 import os
 import signal
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from slime.chaos.connections import cut
 from slime.processes.forked import VARIABLE as FORK_SERVER
 from slime.rollout.token_log import read_answers
 from slime.utils.types import Sample
@@ -35,6 +36,15 @@ async def deadly_reward(args: Namespace, sample: Sample, **kwargs: Any) -> Any:
 
 def deadly_updates(args: Namespace) -> None:
     """Makes the trainer kill an engine in the middle of the second weight update (it stays version 2)."""
+    _strike_in_update(args, lambda pid: os.kill(pid, signal.SIGKILL))
+
+
+def cutting_updates(args: Namespace) -> None:
+    """Has an engine lose all connections there."""
+    _strike_in_update(args, cut)
+
+
+def _strike_in_update(args: Namespace, strike: Callable[[int], Any]) -> None:
     # Late: the driver and the rollout manager import this module too.
     from slime.backends.megatron_utils.hf_weights import HfWeights
 
@@ -46,7 +56,7 @@ def deadly_updates(args: Namespace) -> None:
             if args.rank == 0 and update == 1 and index == 1:
                 pid = max(_engines())
                 note.write_text(str(pid))
-                os.kill(pid, signal.SIGKILL)
+                strike(pid)
             yield bucket
 
     HfWeights.buckets = killing
@@ -112,14 +122,20 @@ UPDATING = [
     *("--update-weight-buffer-size", 100_000),
 ]
 
+CUTTING = [UPDATING[0], "tests.e2e.test_recovery.cutting_updates", *UPDATING[2:]]
+
 
 # While a disaggregated run generates, test_slime_router.py kills one, and asks for more.
 @pytest.mark.parametrize(
     ("layout", "killer"),
-    [(COLOCATED, GENERATING), ([], UPDATING), (COLOCATED, UPDATING)],
-    ids=["colocated, while generating", "disaggregated, during an update", "colocated, during an update"],
+    [
+        *[(COLOCATED, GENERATING), ([], UPDATING), (COLOCATED, UPDATING)],
+        # At each message: tests/weight_sync/test_cut_engines.py.
+        pytest.param([], CUTTING, marks=pytest.mark.nightly),
+    ],
+    ids=["colocated, while generating", "disaggregated, in an update", "colocated, in an update", "cut off"],
 )
-def test_a_killed_engine_is_replaced_and_updated(
+def test_a_killed_engine_is_replaced_and_updated_and_one_that_was_cut_off_is_updated(
     layout: list[object], killer, start, gate, rl_flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note, last_rollout = tmp_path / "victim", gate(64)
@@ -130,7 +146,7 @@ def test_a_killed_engine_is_replaced_and_updated(
     run.wait_for(note.exists, "the death of an engine")
     run.wait_for(lambda: len(run.rows("train")) >= 3, "training after it")
     assert len(run.engines()) == 2
-    assert int(note.read_text()) not in run.engines()
+    assert (int(note.read_text()) in run.engines()) == (killer is CUTTING)
     last_rollout.touch()
     run.expect_success()
     assert len(run.rows("train")) == 5

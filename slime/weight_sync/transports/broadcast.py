@@ -88,6 +88,7 @@ class BroadcastTransport(SessionTransport):
 
         Raises:
             EngineError: an engine refused these or those before, or did not answer in time.
+            GroupBroken: connections of the group have ended.
         """
         self._settle()
         if is_last or self.buckets_at_once == 1:
@@ -146,9 +147,10 @@ class BroadcastTransport(SessionTransport):
         works = [dist.broadcast(tensor, src=0, group=self._group, async_op=True) for tensor in tensors]
         try:
             engine_group.await_answers(answers, self._group_name, self._timeout)
-            for work in works:
-                work.wait()
-                del work
+            with engine_group.naming_broken(self._group_name):
+                while works:
+                    works[0].wait()
+                    works.pop(0)
         except Exception:
             group, self._group, left = self._group, None, [*works]
             engine_group.abandon(group, left)

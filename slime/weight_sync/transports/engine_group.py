@@ -21,6 +21,7 @@ from slime.utils.distributed_utils import init_process_group
 from slime.utils.reserved_ports import reserve_port
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.agreement import group_address
+from slime.weight_sync.broken import GroupBroken, of_broken_group
 from slime.weight_sync.floor import loopback_speed, probe_size
 from slime.weight_sync.transports.session import EngineClients, WriterClient
 
@@ -62,6 +63,7 @@ def join_engines(
 
     Raises:
         EngineError: an engine refused to join.
+        GroupBroken: a connection ended meanwhile.
         RuntimeError: the group did not form in time.
     """
     backend = process_group_backend()
@@ -83,15 +85,32 @@ def join_engines(
 
 
 def await_answers(answers: Sequence[Future], name: str, timeout: timedelta) -> None:
-    """Returns when all members of a group have answered, raises as soon as one has failed."""
+    """Returns when all members of a group have answered, raises as soon as one has failed.
+
+    Raises:
+        GroupBroken: one of them failed for want of its connections.
+        TimeoutError: one gave no answer.
+    """
     done, _ = wait(answers, timeout=timeout.total_seconds(), return_when=FIRST_EXCEPTION)
-    for answer in done:
-        answer.result()
+    with naming_broken(name):
+        for answer in done:
+            answer.result()
     if len(done) < len(answers):
         raise TimeoutError(
             f"weight group {name}: {len(answers) - len(done)} of {len(answers)} members gave "
             f"no answer within {timeout.total_seconds():.0f} s"
         )
+
+
+@contextlib.contextmanager
+def naming_broken(name: str) -> Iterator[None]:
+    """Raises the failure of a member of a group that has lost its connections as `GroupBroken`."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, GroupBroken) or not of_broken_group(error):
+            raise
+        raise GroupBroken.of(name, error) from error
 
 
 def path_speed(endpoints: Sequence[EngineEndpoint], bucket_bytes: int) -> float:

@@ -14,6 +14,7 @@ from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors, ShardedWeights
 from slime.utils.tensor_bucket import FlatBuffer
 from slime.weight_sync.agreement import peer_limit
+from slime.weight_sync.broken import of_broken_group
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.proof import Digests, require_ranks_hold
 from slime.weight_sync.shards.outgoing import OutgoingPieces
@@ -101,22 +102,25 @@ class ShardGroupTransport(SessionTransport):
                 sent += data.nbytes
             _await_all(before)  # whose memory is that of the next one
         except Exception as error:
-            self._give_up(before, error)
-            raise
+            with engine_group.naming_broken(self._group_name):
+                self._give_up(before, error)
+                raise
         return sent
 
     def settle(self) -> None:
         """
         Raises:
             EngineError: an engine refused, or did not answer in time.
-            RuntimeError: one that this rank sends to is gone, or did not take it in time.
+            GroupBroken: connections of the group have ended.
+            RuntimeError: one that this rank sends to did not take it in time.
         """
         try:
             _await_all(self._under_way)
             engine_group.await_answers(self._received, self._group_name, self._timeout)
         except Exception as error:
-            self._give_up([], error)
-            raise
+            with engine_group.naming_broken(self._group_name):
+                self._give_up([], error)
+                raise
         self._turn = 0
 
     def commit(self) -> None:
@@ -155,7 +159,8 @@ class ShardGroupTransport(SessionTransport):
             each.clear()  # the traceback of a failure would keep them, and they the group's connections
         # An engine that is gone is known by now, and one that has refused has said so.
         done, _ = wait(self._received, _REASON_S, return_when=FIRST_EXCEPTION)
-        refusals = [refusal for one in done if (refusal := one.exception()) is not None]
+        refusals = [refusal for one in done if isinstance(refusal := one.exception(), Exception)]
+        refusals.sort(key=of_broken_group)  # which is what others say then
         group, self._group = self._group, None
         engine_group.abandon(group, works)
         del group, works
