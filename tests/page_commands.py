@@ -144,7 +144,7 @@ def fault(command: Command) -> str | None:
     return f"{program}: nobody knows how to try it"
 
 
-_WITH_PARTS = ("engines",)
+_WITH_PARTS = ("engines", "weights")
 """Commands of ``slime`` whose first word says which part of it is meant, with options of its own."""
 
 

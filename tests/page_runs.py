@@ -28,6 +28,7 @@ PRINTED = {
     "slime chat": "tests/cli/test_chat.py",
     "slime chaos": "tests/cli/test_chaos.py",
     "slime engines": "tests/ray/test_engine_control.py",
+    "slime weights": "tests/cli/test_weights.py",
     "slime dashboard": "tests/cli/test_dashboard.py",
     "slime resume": "tests/cli/test_run_dirs.py",
     "python -m slime_plugins.rollout_buffer.buffer": "tests/slime_plugins/test_rollout_buffer.py",

@@ -33,6 +33,9 @@ COMMANDS = {
     "engines": Command(
         "slime.cli.engines", "list | drain | add RUN_DIR ...", "engines of a run that goes on"
     ),
+    "weights": Command(
+        "slime.cli.weights", "follow DIR | URL --engine URL ...", "bring versions to an engine of others"
+    ),
     "resume": Command("slime.cli.resume", "RUN_DIR [FLAG ...]", "go on from a run's latest checkpoint"),
     "chaos": Command(
         "slime.cli.chaos", "DIR [--faults N] -- FLAG ...", "disturb a run, and see whether it heals"

@@ -67,7 +67,7 @@ class WeightSyncConfig:
     )
     update_weight_disk_dir: str | None = place_flag(
         help="directory of this run alone that trainer and engines share, for --update-weight-transport "
-        "disk; with --update-weight-local-checkpoint-dir a URL too (s3://bucket/run7)"
+        "disk; with --update-weight-local-checkpoint-dir, or followers, a URL too (s3://bucket/run7)"
     )
     update_weight_disk_keep_files: bool = flag(
         False, help="keep the versions there that all engines have left behind"
@@ -80,7 +80,12 @@ class WeightSyncConfig:
     )
     update_weight_local_checkpoint_dir: str | None = place_flag(
         help="directory on each engine's machine, of this run alone, where versions of "
-        "--update-weight-disk-dir are made whole checkpoints that engines load"
+        "--update-weight-disk-dir are made whole checkpoints that engines load; a follower has its own"
+    )
+    publish_weights: bool = flag(
+        False,
+        help="write changes to --update-weight-disk-dir in a run that has no engines (--debug-train-only), "
+        "for engines of others that slime weights follow brings them to",
     )
     custom_update_weight_post_write_path: str | None = path_flag(
         "fn(args, version_dir, rollout_engines), runs on the rank that has written a version to "

@@ -71,7 +71,7 @@ class RayTrainGroup:
 
     def _launch(self, config: RunConfig) -> None:
         """Starts the ranks, which build their models in the background."""
-        self._connected: Engines = ([], 0)
+        self._connected: Engines | None = None
         self._launched = config
         self._unproven = math.inf
         self._watch = ProcessWatch()
@@ -203,7 +203,7 @@ class RayTrainGroup:
 
     def update_weights(self, adapters: Sequence[str] | None = None) -> None:
         """Gives every engine the current weights, of all adapters or those named, to new engines too."""
-        if self._has_engines():
+        if self._sends_weights():
             with self._log.phase("update_weights"):
                 self._update_weights(adapters or self._config.lora.named_adapters)
         reached("first weights sent")
@@ -214,13 +214,16 @@ class RayTrainGroup:
         if self._config.off_policy.keep_old_actor:
             self.call_all("taking the engines' weights for the old actor's", "follow_engines")
 
-    def _has_engines(self) -> bool:
-        """Whether there are a trainer and engines at all; without, a step says nothing of weight updates."""
-        return self._has_ranks and not self._config.debug.debug_train_only
+    def _sends_weights(self) -> bool:
+        """Whether there are a trainer and anybody for its weights; else a step says nothing of updates."""
+        publishes = self._config.weight_sync.publish_weights
+        return self._has_ranks and (publishes or not self._config.debug.debug_train_only)
 
     def _update_weights(self, adapters: Sequence[str]) -> None:
         engines = self._rollout.updatable_engines()
         if not engines[0]:
+            if self._config.weight_sync.publish_weights:
+                self._send_weights(engines)
             return
         for attempt in range(_UPDATE_ATTEMPTS, 0, -1):
             try:
@@ -238,7 +241,7 @@ class RayTrainGroup:
             RayTaskError: the failure is none of that.
             UpdateFailed: there is no attempt left.
         """
-        self._connected = ([], 0)  # those that are left have stopped in the middle
+        self._connected = None  # those that are left have stopped in the middle
         found = self._rollout.updatable_engines(suspicious=True)
         self._slow |= _NO_ANSWER in str(error)  # what it does late may fail the next attempt too
         may_go = self._slow or GROUP_BROKE in str(error)
@@ -271,7 +274,7 @@ class RayTrainGroup:
         """The new version."""
         if engines != self._connected:
             # Nothing counts as connected until an update has succeeded.
-            self._connected = ([], 0)
+            self._connected = None
             self.call_all("connecting trainer and engines", "connect_rollout_engines", engines[0])
         self._torn = True
         outcomes = self.call_all("updating the weights", "update_weights")

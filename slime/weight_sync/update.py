@@ -38,7 +38,7 @@ class Route:
     """A form of weights on its way. Each engine is served by the first transport that accepts it.
 
     Attributes:
-        serving: transports that have engines.
+        serving: transports that have engines, or publish without.
         floor: seconds that the path of what was sent since `open` takes at least, where that is known.
     """
 
@@ -74,7 +74,7 @@ class Route:
         for transport in self.transports:
             served = [endpoint for endpoint in remaining if transport.accepts(endpoint)]
             remaining = [endpoint for endpoint in remaining if endpoint not in served]
-            if served:
+            if served or transport.publishes:
                 self.serving.append(transport)
             transport.connect(served)
         if remaining:

@@ -21,6 +21,7 @@ from slime.utils.http_utils import post
 from slime.utils.types import Sample
 from tests.engines import free_port
 from tests.engines.embedded import Server
+from tests.forking import ForkedScript
 from tools.make_tiny_model import main as make_tiny_model
 
 pytestmark = pytest.mark.e2e
@@ -163,6 +164,48 @@ def test_engines_and_a_router_of_somebody_elses_are_used_updated_and_left_alone(
         assert server.client.get("/model_info").json()["weight_version"] == "3"
     assert router.poll() is None
     assert servers[0].client.get(f"http://127.0.0.1:{port}/workers").json()["workers"] == []
+
+
+@pytest.fixture
+def follow(tmp_path: Path):
+    """A function that has an engine follow versions of weights; what it started is killed at the end."""
+    started: list[ForkedScript] = []
+
+    def start(place: Path, server: Server) -> None:
+        name = f"follower{len(started)}"
+        words = ["weights", "follow", str(place), "--engine", server.url, "--name", name]
+        words += ["--local-checkpoint-dir", str(tmp_path / name), "--poll-seconds", "0.1"]
+        started.append(ForkedScript("slime.cli", words, str(tmp_path / f"{name}.log")))
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(60)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", ["train.py", "train_async.py"])
+def test_changes_reach_engines_of_somebody_elses_by_their_followers(
+    script: str, start, rl_flags, model: Path, tmp_path: Path, follow
+) -> None:
+    versions = tmp_path / "versions"
+    servers = [Server(model, "--dtype", "float32") for _ in range(2)]
+    try:
+        for server in servers:
+            follow(versions, server.wait_ready())
+        flags = ["--rollout-external-engine-addrs", *(server.url for server in servers)]
+        flags += ["--update-weight-mode", "delta", "--update-weight-transport", "disk"]
+        flags += ["--update-weight-disk-dir", versions, "--check-weight-checksums"]
+        run = start([*rl_flags, *flags], script=script).expect_success()
+        rows = run.rows("rollout").values()
+        assert all(0 < row["perf/update_weights_density"] < 1 for row in rows)
+        assert all(row["perf/update_weights_pause_time"] > 0 for row in rows)
+        assert run.rows("train")[0]["train/train_rollout_logprob_abs_diff"] < 1e-5
+        for server in servers:
+            assert server.client.get("/model_info").json()["weight_version"] == "3"
+    finally:
+        for server in servers:
+            server.stop()
 
 
 def die_in_the_second_update(args: Namespace) -> None:

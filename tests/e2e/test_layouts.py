@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from slime.weight_sync.versions.board import Board
+from slime.weight_sync.versions.manifest import directory_of
 from tests.e2e.test_resume import numbers
 from tests.otlp_collector import Collector
 from tools.make_tiny_model import main as make_tiny_model
@@ -177,7 +179,8 @@ def test_async_training_refuses_colocation(start, rl_flags) -> None:
     assert "--colocate" in run.output.splitlines()[-1]
 
 
-def test_sft_needs_no_engine(start, rl_flags, data) -> None:
+def test_sft_needs_no_engine(start, rl_flags, data, tmp_path: Path) -> None:
+    """It publishes what it trains, for engines of others."""
     sft = [
         *("--rollout-function-path", "slime.rollout.sft_rollout.generate_rollout", "--debug-train-only"),
         *("--loss-type", "sft_loss", "--prompt-data", data / "sft.jsonl", "--input-key", "messages"),
@@ -185,11 +188,16 @@ def test_sft_needs_no_engine(start, rl_flags, data) -> None:
         *("--loss-mask-type", "qwen3", "--lr", 1e-3),
         # All rows in each step: else it may be other rows that are easier.
         *("--rollout-batch-size", 64, "--global-batch-size", 64),
+        *("--publish-weights", "--update-weight-mode", "delta", "--update-weight-transport", "disk"),
+        *("--update-weight-disk-dir", tmp_path / "versions"),
     ]
     flags = [f for f in rl_flags if f not in ("--apply-chat-template", "--label-key", "label")]
     run = start([*flags, *sft]).expect_success()
     losses = [step["train/loss"] for step in run.rows("train").values()]
     assert len(losses) == 3 and losses == sorted(losses, reverse=True)
+    newest = Board(str(tmp_path / "versions")).newest()
+    assert newest is not None and newest[1].version == 4
+    assert directory_of(tmp_path / "versions", 4).is_dir()
 
 
 def test_evaluation_only(start, rl_flags, data) -> None:

@@ -46,7 +46,7 @@ def test_released_ranks_start_again_from_their_last_save_and_before_it_as_the_ru
     group.offload()
     group.offload()
     first.kill.assert_called_once_with()
-    assert group._actors == [] and group.checkpoints == "saved" and group._has_engines()
+    assert group._actors == [] and group.checkpoints == "saved" and group._sends_weights()
     group.onload()
     again = group._actors[0]
     assert (again.args.load, again.args.ckpt_step, again.args.finetune) == ("first", 7, True)

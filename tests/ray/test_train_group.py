@@ -310,6 +310,19 @@ def test_a_step_without_engines_says_nothing_of_weight_updates(started, monkeypa
     assert [name for name in found if "update_weights" in name] == times
 
 
+def test_weights_are_published_where_there_are_no_engines(started):
+    """Nobody is asked what they serve, and ranks connect before the first version alone."""
+    group, _ = started(0, debug_train_only=True, publish_weights=True)
+    rollout, trainer = group._rollout, group._actors[0]
+    rollout.updatable_engines.return_value = [], 0
+    trainer.update_weights.remote.return_value = 1, SyncReport()
+    group.update_weights()
+    group.update_weights()
+    assert trainer.update_weights.remote.call_count == 2
+    trainer.connect_rollout_engines.remote.assert_called_once_with([])
+    assert not rollout.weights_updated.called and not rollout.check_policy.called
+
+
 @pytest.mark.parametrize("ask", ["_steps_of_checkpoint", "_start"])
 def test_a_rank_that_is_lost_while_the_first_one_is_asked_counts_as_lost(started, monkeypatch, ask):
     def wait(refs, what, seconds, look):

@@ -277,7 +277,7 @@ def _by_address(real: Any) -> Any:
     """Reconnects only where addresses have changed: a replacement may have its predecessor's."""
 
     def send(self: RayTrainGroup, engines: Any) -> int:
-        if engines[0] == self._connected[0]:
+        if self._connected and engines[0] == self._connected[0]:
             self._connected = engines
         return real(self, engines)
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +102,10 @@ def root(tmp_path):
 
 @pytest.fixture
 def args(tmp_path, root):
+    return args_of(tmp_path, root)
+
+
+def args_of(tmp_path, root):
     assets = tmp_path / "served"
     assets.mkdir()
     (assets / "config.json").write_text("{}")
@@ -119,6 +123,12 @@ def args(tmp_path, root):
 @pytest.fixture
 def engines(tmp_path):
     """A function that starts engines, each on a machine of its own."""
+    with machines(tmp_path) as start:
+        yield start
+
+
+@contextmanager
+def machines(tmp_path):
     started = []
 
     def start():
@@ -126,9 +136,11 @@ def engines(tmp_path):
         started.append(engine.start())
         return engine
 
-    yield start
-    for engine in started:
-        engine.stop()
+    try:
+        yield start
+    finally:
+        for engine in started:
+            engine.stop()
 
 
 class Trainer:

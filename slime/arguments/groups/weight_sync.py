@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups import release_train
 from slime.arguments.groups.rollout import FULLY_ASYNC_FUNCTION, answers, is_fully_async
+from slime.arguments.validate.followed_weights import bad_following, is_followed
 from slime.arguments.validate.outputs import bad_output
 from slime.config.lora import LoraConfig
 from slime.config.run import filled
@@ -75,7 +76,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield from _no_changes_over_a_group(args)
     if is_delta and args.colocate:
         yield "--update-weight-mode delta: with --colocate (wanted: engines on GPUs of their own, or full)"
-    if is_delta and is_disk and args.update_weight_local_checkpoint_dir is None:
+    yield from bad_following(args)
+    if is_delta and is_disk and args.update_weight_local_checkpoint_dir is None and not is_followed(args):
         yield (
             "--update-weight-local-checkpoint-dir: missing (wanted: a directory on each engine's machine, "
             "for --update-weight-mode delta)"
@@ -90,6 +92,8 @@ def _bad_store(args: Namespace) -> Iterator[str]:
     where = f"--update-weight-disk-dir {shown(url)}"
     if reason := bad_url(url):
         yield f"{where}: {reason}"
+    if is_followed(args) and args.update_weight_mode == "delta":
+        return
     if args.update_weight_transport == "disk" and args.update_weight_local_checkpoint_dir is None:
         yield (
             f"{where}: without --update-weight-local-checkpoint-dir, from which engines load what "
@@ -103,7 +107,7 @@ def _no_changes_over_a_group(args: Namespace) -> Iterator[str]:
     if args.rollout_external:
         yield (
             f"{where} and --rollout-external-engine-addrs, whose engines may have nothing that makes weights "
-            "of changes (wanted: full)"
+            "of changes (wanted: full, or --update-weight-transport disk with slime weights follow)"
         )
     elif args.rollout_engine == "sglang":
         yield (
@@ -179,8 +183,8 @@ def _unreadable(args: Namespace) -> Iterator[str]:
         yield f"{where}: is --update-weight-disk-dir (wanted: another directory)"
     if args.rollout_external:
         yield (
-            f"{where}: with --rollout-external-engine-addrs, whose machines have nothing of ours that makes "
-            "checkpoints (wanted: --update-weight-transport nccl, or disk without a local directory)"
+            f"{where}: with --rollout-external-engine-addrs, on whose machines this run makes no checkpoints "
+            "(wanted: without it; each slime weights follow has a --local-checkpoint-dir of its own)"
         )
     for model in args.served_models:
         for group in model.server_groups if model.update_weights else ():

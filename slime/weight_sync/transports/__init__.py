@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 TRANSPORTS = {
     "disk": "slime.weight_sync.transports.disk.DiskTransport",
+    "followed": "slime.weight_sync.transports.followed.FollowedTransport",
     "delta": "slime.weight_sync.transports.delta.DeltaTransport",
     "group_delta": "slime.weight_sync.transports.group_delta.GroupDeltaTransport",
     "nixl": "slime.weight_sync.transports.nixl.NixlTransport",

@@ -23,6 +23,11 @@ MAX_LINKS = 32
 """Changes in a row after which a whole version comes: whoever is late has to make all of them."""
 
 
+def is_followed(config: WeightUpdateConfig) -> bool:
+    """Whether versions are for engines that others bring them to."""
+    return config.engines.rollout_external or config.weight_sync.publish_weights
+
+
 class DeltaTransport(DiskTransport):
     """Trainer rank 0 writes what has changed since the version that all engines have confirmed.
 
@@ -43,7 +48,7 @@ class DeltaTransport(DiskTransport):
 
     @classmethod
     def is_wanted(cls, config: WeightUpdateConfig) -> bool:
-        return config.weight_sync.update_weight_mode == "delta"
+        return config.weight_sync.update_weight_mode == "delta" and not is_followed(config)
 
     def open(self, version: str, plan: WeightPlan) -> None:
         self._next, self._changes, self._changed = {}, {}, 0

@@ -54,14 +54,19 @@ class DiskTransport(SessionTransport):
     def is_wanted(cls, config: WeightUpdateConfig) -> bool:
         return config.weight_sync.update_weight_mode == "full"
 
+    @property
+    def _writes(self) -> bool:
+        """Whether this rank writes versions."""
+        return bool(self._engines.endpoints)
+
     def path_speed(self) -> float:
-        if not self._engines.endpoints:
+        if not self._writes:
             return math.inf
         return self._on_disk(lambda: self._storage.speed(probe_size(self._bucket_bytes, _HOST)))
 
     def open(self, version: str, plan: WeightPlan) -> None:
         self._version, self._plan = version, plan
-        if self._engines.endpoints:
+        if self._writes:
             self._staged = self._on_disk(self._stage)
 
     def send(self, bucket: NamedTensors, is_last: bool) -> int:
@@ -131,7 +136,7 @@ class DiskTransport(SessionTransport):
             DirectoryTaken: another trainer has come since.
             RuntimeError: the directory cannot be written.
         """
-        if self._engines.endpoints and self.writer is not None:
+        if self._writes and self.writer is not None:
             self._access(partial(self._storage.take, self.writer))
 
     def _leave(self) -> None:

@@ -18,7 +18,8 @@ class Transport(ABC):
     """One way to engines, with what has to happen to them before the first bucket and after the last.
 
     All methods are called on every trainer rank, in the same order: connect; then for each update, if there
-    are engines that it serves: prepare, ..., open, send, send, ..., commit, resume; at last disconnect.
+    are engines that it serves or it publishes: prepare, ..., open, send, send, ..., commit, resume; at last
+    disconnect.
 
     Attributes:
         choice: the value of ``--update-weight-transport`` that it is for.
@@ -30,6 +31,7 @@ class Transport(ABC):
         looks_ahead: whether it may prepare more than the first bucket.
         spans: for ``--trace``, in place of those of its own.
         agreement: of all trainer ranks.
+        publishes: whether it writes versions where there are no engines, too.
         writer: the trainer, by the name that engines are to know it by; None: they are told none.
     """
 
@@ -39,6 +41,7 @@ class Transport(ABC):
     density = 0.0
     buckets_at_once = 1
     looks_ahead = False
+    publishes = False
     writer: str | None = None
     spans: SpanList
     agreement: RankAgreement

@@ -160,9 +160,7 @@ class Remote:
         return f"{self._own}/{name}".lstrip("/")
 
     def _trainers(self) -> list[tuple[int, str]]:
-        """The trainers that came, in order; of two that came at once all see the same one last."""
-        found = (_TRAINER.fullmatch(name) for name in self._store.names())
-        return sorted((int(match[1]), match[0]) for match in found if match)
+        return trainers_in(self._store)
 
 
 class RemoteDraft:
@@ -218,6 +216,12 @@ class RemoteTensorFile:
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         self._tensors[name] = tensor.detach().cpu().contiguous()
+
+
+def trainers_in(store: Store) -> list[tuple[int, str]]:
+    """The folders of trainers that came, in order; of two that came at once all see the same one last."""
+    found = (_TRAINER.fullmatch(name) for name in store.names())
+    return sorted((int(match[1]), match[0]) for match in found if match)
 
 
 def _remove_version(store: Store, path: str) -> None:

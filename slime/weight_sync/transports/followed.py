@@ -1,0 +1,174 @@
+"""Changes in a directory or an object store for engines that followers bring them to."""
+
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import torch.distributed as dist
+
+from slime.backends.sglang_utils.client import EngineClient
+from slime.config.weight_update import WeightUpdateConfig
+from slime.utils.types import EngineEndpoint
+from slime.utils.worker_url import spelling
+from slime.weight_sync.agreement import wait_limit
+from slime.weight_sync.transports.delta import DeltaTransport, is_followed
+from slime.weight_sync.transports.session import EngineClients
+from slime.weight_sync.versions.board import Board, Follower, Published
+
+logger = logging.getLogger(__name__)
+
+_PART_OF_LIMIT = 0.75  # before the other ranks give this one up
+_LOOK_AGAIN_S = 0.05
+_LONGEST_S = 1.0
+_COMMAND = "slime weights follow"
+
+
+class FollowedTransport(DeltaTransport):
+    """Trainer rank 0 writes versions as `DeltaTransport` does, and speaks to no engine of them.
+
+    Beside each engine a follower (`slime.weight_sync.follower`) stages what is published, has the engine load
+    it, and notes what that then says it serves. The base moves on when every one has: of the engines of the
+    run each needs a follower, which their own word has to confirm. Followers of other engines are waited for
+    as well; one that does not come to the version is left behind, and finds all that it needs in the chain.
+    Without any the chain goes on from what was published last.
+    """
+
+    def __init__(self, config: WeightUpdateConfig) -> None:
+        super().__init__(config)
+        self._board = Board(config.weight_sync.update_weight_disk_dir or "")
+        self._limit_s = _PART_OF_LIMIT * wait_limit(config.cluster).total_seconds()
+        self.publishes = config.weight_sync.publish_weights
+        self._edition = 0
+        self._check_pending = False
+
+    @classmethod
+    def is_wanted(cls, config: WeightUpdateConfig) -> bool:
+        return config.weight_sync.update_weight_mode == "delta" and is_followed(config)
+
+    @property
+    def _writes(self) -> bool:
+        return dist.get_rank() == 0 and (self.publishes or bool(self._endpoints))
+
+    def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
+        """The engines take weights from their followers: this trainer takes nothing but the directory."""
+        self.disconnect()
+        self._endpoints = list(endpoints)
+        if dist.get_rank() == 0:
+            self._engines = EngineClients(endpoints, self._answer_limit, selector=self._selector)
+        self._join()
+
+    def commit(self) -> None:
+        """
+        Raises:
+            RuntimeError: a follower of one of the run's engines could not bring it, or there is none.
+            EngineError: such an engine does not answer.
+        """
+        if self._staged is None or self._plan is None:
+            return
+        self._published = self._on_disk(partial(self._staged.publish, self._assets))
+        self._tell_written()
+        with self.spans.measure("follow"):
+            self._wait(self._announce(), time.monotonic() + self._limit_s)
+        self._compare()
+
+    def resume(self) -> None:
+        """The followers have let their engines go on."""
+        if self._staged is not None:
+            self._staged = None
+            self._confirmed()
+
+    def _announce(self) -> Published:
+        assert self._published is not None
+        version, state = self._published.link
+        self._edition += 1
+        published = Published(version, state, self._edition, self.writer or "", self._pause_mode)
+        self._on_disk(lambda: self._board.publish(self._storage.source, published))
+        return published
+
+    def _wait(self, published: Published, deadline: float) -> None:
+        """Returns when all followers have confirmed; the others than the run's own until the deadline."""
+        pause, unsure = _LOOK_AGAIN_S, list(self._engines.clients)
+        while True:
+            followers = self._on_disk(self._board.followers)
+            own = self._own(followers)
+            unsure = [engine for engine in unsure if not _serves(engine, own, published)]
+            behind = [name for name, one in followers.items() if one is None or not one.has(published)]
+            if not unsure and not behind:
+                break
+            if self._comes_whole(published, followers):
+                return self._wait(self._announce(), deadline)
+            self._require_able(published, own, unsure)
+            able = [name for name in behind if not _could_not(followers[name], published)]
+            if not able and not unsure:
+                break
+            if time.monotonic() >= deadline:
+                self._require_followers(own, unsure)
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_S)
+        self._leave_behind(published, followers)
+        known = [one for one in followers.values() if one is not None and one.has(published)]
+        self.pause = max((one.pause for one in known), default=0.0)
+        self.commit_time = max((one.commit for one in known), default=0.0)
+
+    def _own(self, followers: dict[str, Follower | None]) -> dict[str, Follower]:
+        """By the engine's address the followers of the run's own."""
+        wanted = {spelling(endpoint.url) for endpoint in self._endpoints}
+        found = {spelling(one.engine): one for one in followers.values() if one is not None}
+        return {url: one for url, one in found.items() if url is not None and url in wanted}
+
+    def _comes_whole(self, published: Published, followers: dict[str, Follower | None]) -> bool:
+        """Whether a version of changes that a follower cannot make use of was written whole in its place."""
+        unread = [
+            f"{name}: {one.failure}"
+            for name, one in followers.items()
+            if one is not None and one.could_not(published) and one.stage == "fetch"
+        ]
+        if not unread or self._published is None or self._published.base is None:
+            return False
+        logger.warning("version %s comes whole: %s", self._version, unread[0])
+        self._published = self._on_disk(partial(self._write_whole, int(self._version)))
+        self._tell_written()
+        return True
+
+    def _require_able(
+        self, published: Published, own: dict[str, Follower], unsure: Sequence[EngineClient]
+    ) -> None:
+        for engine in unsure:
+            one = own.get(spelling(engine.endpoint.url) or "")
+            if one is not None and one.could_not(published):
+                where = f"engine {engine.endpoint.url}: its follower could not {one.stage}"
+                raise RuntimeError(f"{where} version {published.version}: {one.failure}")
+
+    def _require_followers(self, own: dict[str, Follower], unsure: Sequence[EngineClient]) -> None:
+        for engine in unsure:
+            url = engine.endpoint.url
+            where = f"engine {url}: version {self._version} was not confirmed within {self._limit_s:.0f} s"
+            if spelling(url) not in own:
+                told = f"{_COMMAND} {self._storage} --engine ... --known-as {url}"
+                raise RuntimeError(f"{where}, and nothing follows for it (wanted: {told})")
+            raise RuntimeError(f"{where} (see what its `{_COMMAND}` says)")
+
+    def _leave_behind(self, published: Published, followers: dict[str, Follower | None]) -> None:
+        """Forgets followers that have not come to the version; they tell of themselves when they have."""
+        for name, one in followers.items():
+            if one is None or not one.has(published):
+                why = f": {one.failure}" if one is not None and one.could_not(published) else ""
+                logger.warning("follower %s stays behind version %s%s", name, published.version, why)
+                self._on_disk(partial(self._board.forget, name))
+
+
+def _could_not(follower: Follower | None, published: Published) -> bool:
+    return follower is not None and follower.could_not(published)
+
+
+def _serves(engine: EngineClient, own: dict[str, Follower], published: Published) -> bool:
+    """Whether its follower has confirmed, and it says the same itself.
+
+    Raises:
+        EngineError: it does not answer.
+    """
+    found = engine.weight_version()
+    one = own.get(spelling(engine.endpoint.url) or "")
+    return one is not None and one.has(published) and found == str(published.version)

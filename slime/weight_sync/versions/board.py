@@ -1,0 +1,143 @@
+"""What stands beside versions: which one is published, and which one each follower's engine has.
+
+Trainer and followers know no more of each other than the place of the versions. Each note is a small file
+with one writer; one that is being written cannot be read, and is not there yet.
+"""
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from slime.utils.stores import is_url
+from slime.weight_sync.versions.manifest import as_json
+from slime.weight_sync.versions.remote import LIMIT_S, Store, trainers_in
+
+PUBLISHED = ".published"
+FOLLOWERS = ".followers"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+Note = TypeVar("Note", "Published", "Follower")
+
+
+@dataclass(frozen=True)
+class Published:
+    """The version that engines are to have.
+
+    Attributes:
+        state: see `state_of`; of one number there may be several versions, after a failure for instance.
+        edition: how often its trainer has published something; the same state comes again, in another form.
+        trainer: who that is.
+        pause_mode: what becomes of answers under way.
+    """
+
+    version: int
+    state: str
+    edition: int
+    trainer: str
+    pause_mode: str = "abort"
+
+
+@dataclass(frozen=True)
+class Follower:
+    """What a follower says of its engine.
+
+    Attributes:
+        engine: its URL, as trainers know it.
+        version, state: what it serves; None while that is not known.
+        pause, commit: seconds for which it stood still for them, and of that those it took to load.
+        failed: the edition that it could not bring, with the trainer's name before it; "" if it could.
+        stage: how far that came: "fetch" or "commit".
+        failure: why.
+    """
+
+    engine: str
+    version: int | None = None
+    state: str | None = None
+    pause: float = 0.0
+    commit: float = 0.0
+    failed: str = ""
+    stage: str = ""
+    failure: str = ""
+
+    def has(self, published: Published) -> bool:
+        return (self.version, self.state) == (published.version, published.state)
+
+    def could_not(self, published: Published) -> bool:
+        return self.failed == edition_of(published)
+
+
+def edition_of(published: Published) -> str:
+    """A name that nothing else published has."""
+    return f"{published.trainer}#{published.edition}"
+
+
+def bad_name(name: str) -> str | None:
+    """Why a follower cannot be called so; None if it may."""
+    return None if _NAME.fullmatch(name) else f"{name!r} (wanted: letters, digits, '-', '_' and '.')"
+
+
+class Board:
+    """The notes of a place of versions.
+
+    Its methods raise OSError where the place does not answer.
+
+    Args:
+        place: a directory, or a URL.
+
+    Raises:
+        ImportError, ValueError: nothing opens the URL.
+    """
+
+    def __init__(self, place: str, limit_s: float = LIMIT_S) -> None:
+        self._place = place.rstrip("/") if is_url(place) else str(Path(place).absolute())
+        self._store = Store(self._place if is_url(place) else f"file://{self._place}", limit_s)
+
+    def newest(self) -> tuple[str, Published] | None:
+        """Where versions are read, and which one is published there; None if there is none yet."""
+        trainers = trainers_in(self._store)
+        folder = trainers[-1][1] if trainers else ""
+        found = self._read(f"{folder}/{PUBLISHED}".lstrip("/"), Published)
+        return None if found is None else (f"{self._place}/{folder}".rstrip("/"), found)
+
+    def publish(self, source: str, published: Published) -> None:
+        """Tells readers of a version that is there.
+
+        Args:
+            source: where the trainer writes, which is this place or in it.
+        """
+        folder = source.removeprefix(self._place).strip("/")
+        self._write(f"{folder}/{PUBLISHED}".lstrip("/"), published)
+
+    def followers(self) -> dict[str, Follower | None]:
+        """Returns those that have come and not left, by name; None for one whose note cannot be read."""
+        names = [name for name in self._store.names(FOLLOWERS) if bad_name(name) is None]
+        return {name: self._read(f"{FOLLOWERS}/{name}", Follower) for name in names}
+
+    def tell(self, name: str, follower: Follower) -> None:
+        self._write(f"{FOLLOWERS}/{name}", follower)
+
+    def forget(self, name: str) -> None:
+        self._store.remove(f"{FOLLOWERS}/{name}")
+
+    def _write(self, path: str, note: Published | Follower) -> None:
+        self._store.put(path, [as_json(asdict(note)).encode()])
+
+    def _read(self, path: str, kind: type[Note]) -> Note | None:
+        try:
+            note = kind(**json.loads(self._store.get(path)))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+        return note if _is_plausible(note) else None
+
+
+def _is_plausible(note: Published | Follower) -> bool:
+    """Whether its values are of the kinds that they are declared to be."""
+    numbers: list[float]
+    if isinstance(note, Published):
+        numbers, texts = [note.version, note.edition], [note.state, note.trainer, note.pause_mode]
+    else:
+        numbers = [note.version or 0, note.pause, note.commit]
+        texts = [note.engine, note.state or "", note.failed, note.stage, note.failure]
+    known = all(isinstance(text, str) for text in texts)
+    return known and all(isinstance(number, int | float) for number in numbers)
