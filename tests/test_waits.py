@@ -133,6 +133,8 @@ CALLER = {
     "backends/megatron_utils/server/launch.py: end: thread.join": "a test, or the end of the process",
     "cli/api.py: _run: process.wait": "the run's own deadlines",
     "chaos/faults.py: _strike_for: subprocess.run": "the start of a Python",
+    "processes/reaper.py: remove_after: select.select": "the end of the run",
+    "processes/memory_directory.py: _start_reaper: subprocess.run": "the start of a Python",
     "processes/reaper.py: start_memory_reaper: subprocess.run": "the start of the actor",
     "ray/asynchronous.py: finish: self._pending.result": "--rollout-timeout, in RolloutGroup._finish",
     "ray/asynchronous.py: batch: self._pending.result": "it is there",

@@ -9,5 +9,6 @@ Reads flags and config.json; starts nothing.
 
 from slime.check.page import page, totals
 from slime.check.report import Report, report
+from slime.check.snapshots import snapshots_lack_room
 
-__all__ = ["Report", "page", "report", "totals"]
+__all__ = ["Report", "page", "report", "snapshots_lack_room", "totals"]

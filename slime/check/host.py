@@ -4,15 +4,13 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from slime.check.layout import Layout
-from slime.check.states import States
+from slime.check.states import GATHERED, States
 from slime.config.host import HostConfig
 from slime.config.trainers import trainer_of
+from slime.utils.checkpoint_record import KEPT_SNAPSHOTS
 
 _STANDBY = 300 * 2**20
 """A process that has imported the trainer holds so much, as measured without CUDA's libraries."""
-_GATHERED = 12
-"""megatron-core gathers weight and both moments of every trained element in float32 for a checkpoint, on each
-data-parallel rank."""
 _IN_LISTS = 40 + 32 + 8
 """Bytes of a token in lists of Python: an id and its place, a log-prob and its place, a place of the mask."""
 _STORED = 16
@@ -29,6 +27,7 @@ class RankHost:
         versions: of weights, or of adapters, beside the trained ones, and a copy of those for when another is
             in their place.
         saving: what is gathered for a checkpoint, while it is written.
+        snapshots: its part of those in memory, the newest one and another, which may be being written.
         standbys: processes that wait for its place.
     """
 
@@ -36,6 +35,7 @@ class RankHost:
     asleep: int = 0
     versions: int = 0
     saving: int = 0
+    snapshots: int = 0
     standbys: int = 0
 
     def __add__(self, other: "RankHost") -> "RankHost":
@@ -53,13 +53,14 @@ def rank_host(config: HostConfig, states: States, critic: bool = False) -> RankH
     Args:
         config: as its role sees it.
     """
-    cluster, saves = config.cluster, config.checkpoints
+    cluster, saves, snapshots = config.cluster, config.checkpoints, _snapshots(config, states)
     sleeps = cluster.offload_train and not (critic and config.critic.critic_num_gpus)
     return RankHost(
         optimizer=states.host,
         asleep=states.weights + states.optimizer if sleeps else _asleep_in_updates(config, states),
         versions=_versions(config) * states.kept,
-        saving=_saving(config, states) if None not in (saves.save, saves.save_interval) else 0,
+        saving=_saving(config, states) if snapshots or None not in (saves.save, saves.save_interval) else 0,
+        snapshots=snapshots,
         standbys=_STANDBY * config.fault_tolerance.trainer_standbys,
     )
 
@@ -76,12 +77,19 @@ def _versions(config: HostConfig) -> int:
     return beside + 1 if beside else 0
 
 
+def _snapshots(config: HostConfig, states: States) -> int:
+    if config.fault_tolerance.trainer_snapshot_interval is None:
+        return 0
+    moving = (config.kl.kl_coef != 0 or config.kl.use_kl_loss) and config.kl.ref_update_interval is not None
+    return KEPT_SNAPSHOTS * (states.stored + moving * states.kept)
+
+
 def _saving(config: HostConfig, states: States) -> int:
-    if config.checkpoints.no_save_optim:
+    if config.checkpoints.no_save_optim and config.fault_tolerance.trainer_snapshot_interval is None:
         return states.kept
     if trainer_of(config.trainer).splits_weights_evenly:
         return states.kept + states.optimizer
-    return states.kept + _GATHERED * states.trained
+    return states.kept + GATHERED * states.trained
 
 
 def ranks_of_a_node(config: HostConfig, critic: bool) -> int:

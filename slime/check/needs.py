@@ -79,6 +79,12 @@ class RoleNeeds:
         return each * sum(stage.host.total for stage in self.stages)
 
     @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of all snapshots in memory together."""
+        each = self.layout.world // len(self.stages)
+        return each * sum(stage.host.snapshots for stage in self.stages)
+
+    @property
     def node(self) -> NodeHost:
         """The node whose host needs most."""
         return fullest_node(self.layout, self.per_node, [stage.host for stage in self.stages])

@@ -186,7 +186,7 @@ def _row(report: Report, stage: StageNeeds) -> list[float]:
     return [*parts, stage.total + spare]
 
 
-_HOST_COLUMNS = ("optimizer", "asleep", "versions", "saving", "standbys", "sum")
+_HOST_COLUMNS = ("optimizer", "asleep", "versions", "saving", "snapshots", "standbys", "sum")
 
 
 def _host(report: Report) -> Iterator[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from slime.check.engines import EngineNeeds, engine_needs
 from slime.check.needs import RoleNeeds, reserve, trained_roles
+from slime.check.snapshots import snapshots_lack_room
 from slime.config.check import CheckConfig
 from slime.config.cluster import ClusterConfig
 from slime.config.memory import MemoryConfig
@@ -69,6 +70,8 @@ def _misfits(
     for engine in engines:
         yield from _bad_engine(engine, size)
     yield from _both_at_once(config, gpu, roles, engines)
+    if reason := snapshots_lack_room(config, roles):
+        yield reason
 
 
 def _beside_training(config: ClusterConfig, engines: Sequence[EngineNeeds]) -> int:

@@ -12,6 +12,8 @@ from slime.config.memory import MemoryConfig
 from slime.config.trainer import TrainerConfig
 from slime.models.families.deepseek_v32 import is_of_indexer
 
+GATHERED = 12
+"""megatron-core saves weight and both moments of every trained element in float32."""
 _ALIGNED = 64
 """megatron-core begins each parameter at a multiple of so many elements of its buffer."""
 _SHARDS = 128
@@ -27,6 +29,7 @@ class States:
     Attributes:
         trained: elements that the optimizer changes.
         kept: of the weights that checkpoints and versions hold: adapters where there are any, else all.
+        stored: this rank's part of a checkpoint with the optimizer's state.
     """
 
     weights: int
@@ -35,6 +38,7 @@ class States:
     host: int = 0
     trained: int = 0
     kept: int = 0
+    stored: int = 0
 
     def __add__(self, other: "States") -> "States":
         return States(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
@@ -94,8 +98,8 @@ def sharded_states(config: MemoryConfig, parameters: int, adapters: int, ranks: 
     mine = -(-(adapters or parameters) // ranks)
     weights, gradients, kept = 4 * -(-(parameters + adapters) // ranks), 4 * mine, mine * moments(config)
     if config.fsdp.fsdp_cpu_offload:
-        return States(0, 0, 0, host=weights + gradients + kept)
-    return States(weights, gradients, kept, kept=4 * mine)
+        return States(0, 0, 0, host=weights + gradients + kept, stored=gradients + kept)
+    return States(weights, gradients, kept, kept=4 * mine, stored=gradients + kept)
 
 
 def _buffer(config: MemoryConfig, parameters: Sequence[Parameter], ranks: int, adapts: bool) -> States:
@@ -116,13 +120,15 @@ def _buffer(config: MemoryConfig, parameters: Sequence[Parameter], ranks: int, a
         )
     )
     weights = (padded + frozen) * kinds.weight
+    kept = count * kinds.weight if adapts else weights
     return States(
         weights=weights,
         gradients=padded * kinds.gradient,
         optimizer=mine * kinds.main + (mine - away) * kinds.moments,
         host=away * (kinds.moments + 8),  # weights and gradients pass through buffers of float32
         trained=count,
-        kept=count * kinds.weight if adapts else weights,
+        kept=kept,
+        stored=-(-(kept + GATHERED * count) // ranks),
     )
 
 

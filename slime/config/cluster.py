@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from slime.config.flag import flag
+from slime.config.flag import flag, place_flag
 from slime.config.limits import MAX_MINUTES, MAX_SECONDS
 
 MAX_STANDBYS = 8  # of a rank: losses in a row, faster than a process starts
@@ -60,7 +60,11 @@ class ClusterConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultToleranceConfig:
-    """Health checks of the engines while they generate."""
+    """Health checks of the engines while they generate, and what lost trainer ranks are built again from.
+
+    Attributes:
+        trainer_snapshots: the run's own directory in ``--trainer-snapshot-dir``; None until it is made.
+    """
 
     use_fault_tolerance: bool = flag(
         False, help="replace engines that stop answering, and start routers that end again"
@@ -101,3 +105,14 @@ class FaultToleranceConfig:
         help="with --use-fault-tolerance: processes for each trainer rank that wait with everything imported "
         "and become the ranks when one is lost; each holds host memory and nothing of a GPU",
     )
+    trainer_snapshot_interval: int | None = flag(
+        above=0,
+        help="with --use-fault-tolerance: rollouts between two snapshots of the trainer's whole state in the "
+        "memory of its host, from which ranks that were lost start again; default none are taken",
+    )
+    trainer_snapshot_dir: str = place_flag(
+        default="/dev/shm",
+        help="where snapshots are; a file system in memory with room for two of them, which the driver and "
+        "all trainer ranks see",
+    )
+    trainer_snapshots: str | None

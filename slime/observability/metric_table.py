@@ -99,7 +99,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
             "near 0 with --async",
         ),
         Metric(
-            "perf/{rollout,rollout_wait,train,train_wait,eval,eval_wait,save_model,update_weights,sleep,wake_up}_time",
+            "perf/{rollout,rollout_wait,train,train_wait,eval,eval_wait,save_model,snapshot,update_weights,sleep,wake_up}_time",
             "seconds of a phase",
             "s",
             SUM,
@@ -121,6 +121,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
             "absent",
         ),
         Metric("perf/{restart,rebuild}_time", "of a start in place of what was lost", "s", SUM, "absent"),
+        Metric("perf/rebuild_lost_steps", "optimizer steps that lost ranks cost", "", SUM, "absent"),
         Metric(
             "perf/{data_preprocess,log_probs,ref_log_probs,teacher_log_probs,old_log_probs,actor_train}_time",
             "seconds of a part of training",

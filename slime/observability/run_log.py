@@ -82,6 +82,7 @@ class RunLog:
 
     def go_back_to(self, steps: int) -> None:
         """Counts on from a checkpoint of this run; what came after it is trained on again."""
+        self.count("rebuild_lost_steps", max(self.trained_steps - steps, 0))
         self.trained_steps, self._last_trained = steps, (-1, 0)
 
     def train(self, rollout_id: int, report: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ Run as a plain file in isolated mode; it imports nothing but the standard librar
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,9 @@ KILL_TIMEOUT_S = 10.0
 
 SHARED_MEMORY = "/dev/shm"
 _MEMORY = "--memory-of"
+DIRECTORY = "--directory-of"
+_ABSENT_S = 5.0
+"""A directory that has not come back for so long does not: those who write there have ended."""
 
 Known = dict[int, int]
 """Process id to start time, which tells a process from a later one with the same id."""
@@ -57,6 +61,18 @@ def sweep_after(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):  # it has ended already
         select.select([os.pidfd_open(pid)], [], [])
     sweep({pid})
+
+
+def remove_after(pid: int, path: str) -> None:
+    """Waits for the end of a process and removes its directory; others of its run may still write there."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
+        select.select([os.pidfd_open(pid)], [], [])
+    seen = time.monotonic()
+    while time.monotonic() < seen + _ABSENT_S:
+        if os.path.exists(path):
+            seen = time.monotonic()
+            shutil.rmtree(path, ignore_errors=True)
+        time.sleep(0.1)
 
 
 def read_processes() -> dict[int, tuple[int, int]]:
@@ -133,10 +149,13 @@ def sweep(pids: set[int]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == _MEMORY:
+    if sys.argv[1] in (_MEMORY, DIRECTORY):
         if os.fork():
             os._exit(0)
-        sweep_after(int(sys.argv[2]))
+        if sys.argv[1] == _MEMORY:
+            sweep_after(int(sys.argv[2]))
+        else:
+            remove_after(int(sys.argv[2]), sys.argv[3])
     else:
         left, seen = watch(int(sys.argv[1]))
         reap(left)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from slime.arguments.groups.off_policy import staleness_notes
 from slime.ray.healing import Healing
 from slime.ray.synchronous import Evaluations, TrainingStep
+from slime.ray.trainer_snapshots import TrainerSnapshots
 from slime.utils.misc import should_run_periodic_action as is_due
 
 if TYPE_CHECKING:  # bad flags are answered without waiting for these
@@ -36,7 +37,9 @@ def train(
 
     epoch = rollout.num_rollout_per_epoch
     start, end = actor.start_rollout_id, config.data.total_rollouts
-    step, side = TrainingStep(config, actor, critic, rollout, epoch), EvaluationSide(config, rollout, log)
+    snapshots = TrainerSnapshots(config, actor, critic, rollout)
+    step = TrainingStep(config, actor, critic, rollout, snapshots, epoch)
+    side = EvaluationSide(config, rollout, log)
     ahead, sync_weights = _RolloutAhead(config, actor, rollout), actor.update_weights
 
     def take(rollout_id: int) -> None:
@@ -73,7 +76,7 @@ def train(
         side.settle()
         ahead.forget()
 
-    healing = Healing(config, actor, critic, rollout, sync_weights, forget)
+    healing = Healing(config, actor, critic, rollout, snapshots, sync_weights, forget)
     evaluations = Evaluations(config, rollout, healing, side)
     rollout.keep_state()
     healing.run(sync_weights)

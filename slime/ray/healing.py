@@ -1,10 +1,13 @@
 """What a loop does again when it has lost processes."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.arguments.validate.checkpoint_files import newest_of_all
+from slime.ray.trainer_snapshots import TrainerSnapshots
 
 if TYPE_CHECKING:  # bad flags are answered without waiting for these
     from slime.config.run import RunConfig
@@ -12,6 +15,7 @@ if TYPE_CHECKING:  # bad flags are answered without waiting for these
     from slime.ray.policy_groups import PolicyGroups
     from slime.ray.rollout_group import RolloutGroup
     from slime.ray.train_group import RayTrainGroup
+    from slime.rollout.data_state import DataState
 
 logger = logging.getLogger(__name__)
 
@@ -23,12 +27,29 @@ def node_is_alive() -> bool:
     return node.node_is_alive()
 
 
+@dataclass(frozen=True)
+class Point:
+    """What a trainer goes on from.
+
+    Attributes:
+        places: the directory of each group of ranks, of checkpoints or of snapshots in memory.
+    """
+
+    iteration: int
+    places: "Mapping[RayTrainGroup, str | Path]"
+    in_memory: bool = False
+
+    def __str__(self) -> str:
+        *_, place = self.places.values()
+        return f"iteration {self.iteration} of {place}{', a snapshot in memory' if self.in_memory else ''}"
+
+
 class Healing:
     """Takes steps, and takes those again in which processes were lost.
 
     Where the rollout side is lost it is a part of a step. Training loses nothing: it has its batch, and what
     is lost meanwhile is found by who needs it next. Where ranks of the trainer are lost all steps since the
-    latest checkpoint are taken again.
+    latest checkpoint, or the latest snapshot in memory, are taken again.
 
     Args:
         sync_weights: gives engines the weights, which the trainer has on its GPUs.
@@ -41,11 +62,13 @@ class Healing:
         actor: "RayTrainGroup | PolicyGroups",
         critic: "RayTrainGroup",
         rollout: "RolloutGroup",
+        snapshots: TrainerSnapshots,
         sync_weights: Callable[[], None],
         forget: Callable[[], None] = lambda: None,
     ) -> None:
         self._config, self._actor, self._critic = config, actor, critic
         self._rollout, self._sync_weights, self._forget = rollout, sync_weights, forget
+        self._snapshots = snapshots
 
     def take_all(
         self, take: Callable[[int], None], steps: range, before: Callable[[int], None] = lambda start: None
@@ -62,12 +85,12 @@ class Healing:
         from slime.ray.losses import RanksLost
 
         rollout_id, furthest, losses = steps.start, steps.start, 0
-        lost: tuple[RanksLost, int] | None = None
+        lost: tuple[RanksLost, Point] | None = None
         before(rollout_id)
         while rollout_id < steps.stop:
             try:
                 if lost is not None:
-                    rollout_id, lost = self._go_back(*lost), None
+                    rollout_id, lost = self._go_back(*lost, rollout_id), None
                     before(rollout_id)
                     continue
                 take(rollout_id)
@@ -117,30 +140,74 @@ class Healing:
         actors = self._actor.groups if isinstance(self._actor, PolicyGroups) else [self._actor]
         return [role for role in (self._critic, *actors) if role.checkpoints]
 
-    def _newest(self) -> int | None:
-        """The iteration of the latest checkpoint that is whole for all roles, if there is one."""
-        saved = [role.checkpoints for role in self._roles]
-        return newest_of_all(saved, self._config.checkpoints.verify_checkpoint) if saved else None
+    def _newest(self) -> Point | None:
+        """The latest snapshot or checkpoint that is whole for all roles, if there is one.
 
-    def _go_back(self, lost: "RanksLost", newest: int) -> int:
-        """Goes back to the latest checkpoint, and returns the rollout to go on with."""
-        roles = self._roles
-        told = "the trainer is started again from iteration %d of %s: %s"
-        logger.warning(told, newest, roles[-1].checkpoints, lost)
+        Of a checkpoint without the optimizer's state and a snapshot, which has it, the snapshot.
+        """
+        saved, kept = self._saved(), self._snapshots.newest()
+        if kept is None or (saved and saved.iteration > kept and not self._config.checkpoints.no_save_optim):
+            return saved
+        return Point(kept, self._snapshots.places, in_memory=True)
+
+    def _saved(self) -> Point | None:
+        """The latest checkpoint that is whole for all roles."""
+        places = {role: role.checkpoints or "" for role in self._roles}
+        verify = self._config.checkpoints.verify_checkpoint
+        iteration = newest_of_all([*places.values()], verify) if places else None
+        return None if iteration is None else Point(iteration, places)
+
+    def _go_back(self, lost: "RanksLost", newest: Point, rollout_id: int) -> int:
+        """Goes back to the latest checkpoint or snapshot, and returns the rollout to go on with.
+
+        Args:
+            rollout_id: in whose step ranks were lost.
+        """
+        self._tell(lost, newest, rollout_id)
         self._forget()
         self._rollout.end()  # engines may hold the GPUs on which the ranks build their models
-        starts = {role.rebuild(role.checkpoints or "", up_to=newest) for role in roles}
+        newest, starts = self._rebuilt(newest, rollout_id)
         if len(starts) != 1:
             raise RuntimeError(f"roles go on with different rollouts: {sorted(starts)}") from lost
         (start,) = starts
+        state = self._snapshots.position(newest.iteration) if newest.in_memory else None
+        self._snapshots.go_back(newest.iteration)
         self._critic.offload()
-        self.run(self._go_back_to, start)
+        self.run(lambda: self._go_back_to(start, state))
         return start
 
-    def _go_back_to(self, start: int) -> None:
+    def _tell(self, why: Exception, newest: Point, rollout_id: int) -> None:
+        finished = max(rollout_id - newest.iteration - 1, 0)
+        costs = {0: "the step under way", 1: "a finished step and the one under way"}
+        cost = costs.get(finished, f"{finished} finished steps and the one under way")
+        cost = "no step" if rollout_id <= newest.iteration else cost
+        logger.warning("the trainer is started again from %s, which costs %s: %s", newest, cost, why)
+
+    def _rebuilt(self, newest: Point, rollout_id: int) -> tuple[Point, set[int]]:
+        """Builds all roles; from a checkpoint, if a snapshot that looks whole cannot be loaded.
+
+        Returns:
+            What they were built from, and the rollouts with which they go on.
+        """
+        from ray.exceptions import RayTaskError
+
+        try:
+            return newest, self._build(newest)
+        except (ValueError, RayTaskError) as error:
+            saved = self._saved()
+            if not newest.in_memory or saved is None:
+                raise
+            self._snapshots.discard()
+            self._tell(error, saved, rollout_id)
+            return saved, self._build(saved)
+
+    def _build(self, newest: Point) -> set[int]:
+        return {role.rebuild(place, up_to=newest.iteration) for role, place in newest.places.items()}
+
+    def _go_back_to(self, start: int, state: "DataState | None") -> None:
         self._actor.offload()
         self._rollout.end()
-        self._rollout.go_back(self._config.checkpoints.save or "", start - 1)
+        self._rollout.go_back(self._config.checkpoints.save or "", start - 1, state)
         self._actor.onload()
         self._sync_weights()
 

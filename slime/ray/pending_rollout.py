@@ -62,3 +62,12 @@ class PendingRollout:
             self._finish(self._refs[0])
             self._finished = True
         return self._refs[1:]
+
+
+def begun(manager: Any, shards: int, rollout_id: int, updates_ahead: int) -> list[ObjectRef]:
+    """Asks a manager for a rollout; references to what is told of it, and to its shards.
+
+    All are returned and none is put into the store by the manager: they live as long as this process.
+    """
+    refs = manager.generate.options(num_returns=1 + shards).remote(rollout_id, updates_ahead)
+    return list(refs) if shards else [refs]

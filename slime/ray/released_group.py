@@ -37,7 +37,9 @@ class ReleasedTrainGroup(RayTrainGroup):
             self._end_ranks()
             self._actors = []
 
-    def try_to_save(self, rollout_id: int, force_sync: bool = False) -> list[str | None]:
+    def try_to_save(
+        self, rollout_id: int, force_sync: bool = False, memory: str | None = None
+    ) -> list[str | None]:
         """Saves, waits for it, and starts from it the next time."""
         outcomes = super().try_to_save(rollout_id, force_sync=True)
         if outcomes and not any(outcomes):

@@ -16,7 +16,7 @@ from slime.ray.beside import Beside
 from slime.ray.losses import RolloutSideLost, losses_named
 from slime.ray.members import KeptMembers
 from slime.ray.node import process_env, runtime_env
-from slime.ray.pending_rollout import Generated, PendingRollout
+from slime.ray.pending_rollout import Generated, PendingRollout, begun
 from slime.ray.placement_group import Slots
 from slime.ray.process_watch import ProcessWatch
 from slime.ray.waiting import wait_one
@@ -44,6 +44,7 @@ class RolloutGroup:
 
     Attributes:
         starts: how often the rollout side has been started.
+        position: the latest rollout, and what the data source told of itself after it.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class RolloutGroup:
         self._restarts = self.starts = 0
         self._launches, self._earlier_launches = Counter[str](), Counter[str]()  # of engines, by policy
         self._state: DataState | None = None  # before the step under way
-        self._next_state: DataState | None = None
+        self.position: tuple[int, DataState | None] = -1, None
         self._unsaved: dict[int, str] = {}
         self._under_way: PendingRollout | None = None
         self._launch()
@@ -115,7 +116,7 @@ class RolloutGroup:
     def end_step(self) -> None:
         """Has another manager go on after the last rollout: it was trained on, or is held for that."""
         if self._state is not None:
-            self._state, self._restarts = self._next_state, 0
+            self._state, self._restarts = self.position[1], 0
 
     def may_restart(self) -> bool:
         """Whether `restart` may be called now."""
@@ -150,15 +151,19 @@ class RolloutGroup:
         for watch in (self._watch, self._engines):
             watch.wait_until_gone(self._config.cluster.cluster_timeout)
 
-    def go_back(self, load: str, rollout_id: int) -> None:
+    def go_back(self, load: str, rollout_id: int, state: "DataState | None" = None) -> None:
         """Starts the rollout side, which has ended, as it was after a rollout.
 
         Args:
             load: the checkpoints beside which the position in the data lies.
+            state: that position, where it is not read from there.
         """
         self._config = run_config(copied(self._config.flat, load=load))
         self._start_again()
-        self.load(rollout_id)
+        if state is None:
+            self.load(rollout_id)
+        else:
+            self._call("restore", state, rollout_id)
         self.keep_state()
 
     def _start_again(self) -> None:
@@ -197,21 +202,15 @@ class RolloutGroup:
         return self._under_way
 
     def _begin(self, rollout_id: int, updates_ahead: int) -> list[ray.ObjectRef]:
-        """References to what is told of a rollout, and to its shards.
-
-        All are returned and none is put into the store by the manager: they live as long as this process.
-        """
         shards = sum(config["dp_size"] for config in self._parallel_configs.values())
-        method = self._manager.generate.options(num_returns=1 + shards)
-        refs = method.remote(rollout_id, updates_ahead)
-        return list(refs) if shards else [refs]
+        return begun(self._manager, shards, rollout_id, updates_ahead)
 
     def _finish(self, rollout_id: int, ref: ray.ObjectRef) -> None:
         """Waits for a rollout, and takes note of what is told of it."""
         limit = self._config.cluster.rollout_timeout + _GRACE
         with self._log.phase("rollout_wait", rollout=rollout_id), losses_named(self._state is not None):
             found: Generated = wait_one(ref, f"rollout {rollout_id}", limit, self._watch.check)
-        self._next_state = found.data_state
+        self.position = rollout_id, found.data_state
         self._unsaved.pop(rollout_id, None)  # of one that was made before ranks were lost
         if found.unsaved is not None:
             self._unsaved[rollout_id] = found.unsaved

@@ -167,11 +167,11 @@ class RolloutManager:
         """What another manager goes on from; None where none is started, or the data source does not tell."""
         return state_now(self._data_source) if self._config.fault_tolerance.use_fault_tolerance else None
 
-    def restore(self, state: DataState) -> None:
-        """Goes on from what another manager told by `data_state`."""
+    def restore(self, state: DataState, after: int | None = None) -> None:
+        """Goes on from what another manager told by `data_state`; after a rollout that is gone back to."""
         self._data_source.load_state_dict(state)
         if self._answers is not None:
-            self._answers.read()
+            self._answers.read() if after is None else self._answers.resume(after)
 
     def engine_processes(self) -> list[tuple[str, ProcessLocation]]:
         """Name and place of processes that hold memory, and are not gone as soon as this one is."""

@@ -24,6 +24,7 @@ from slime.observability.startup import reached
 from slime.processes.exclusive import DirectoryUnusable, exclusive
 from slime.processes.termination import end_on_sigterm, leave, putting_away, was_terminated
 from slime.ray.ending import CannotStart, cause, exit_status, full_disks
+from slime.ray.trainer_snapshots import snapshot_directory
 
 if TYPE_CHECKING:  # it imports torch
     from slime.check import Report
@@ -160,7 +161,8 @@ def _session(config: RunConfig, loop: Loop, keep_record: Callable[[], None]) -> 
 
         external_engines(config)  # one that is not there, or another one, is told before anything starts
     _require_collector(config.debug.otlp_endpoint)
-    with _own_save_directory(config.checkpoints):
+    with _own_save_directory(config.checkpoints), snapshot_directory(config) as memory:
+        config = run_config(with_context(config.flat, trainer_snapshots=memory))
         keep_record()
         with ray_cluster(config):
             reached("Ray up")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from slime.config.critic import trains_actor
 from slime.ray.failed_saves import FailedSaves
 from slime.ray.healing import Healing
+from slime.ray.trainer_snapshots import TrainerSnapshots
 from slime.utils.misc import should_run_periodic_action as is_due
 
 if TYPE_CHECKING:  # bad flags are answered without waiting for these
@@ -34,7 +35,9 @@ def train(
     from slime.ray.evaluation_side import EvaluationSide
 
     epoch = rollout.num_rollout_per_epoch
-    step, side = TrainingStep(config, actor, critic, rollout, epoch), EvaluationSide(config, rollout, log)
+    snapshots = TrainerSnapshots(config, actor, critic, rollout)
+    step = TrainingStep(config, actor, critic, rollout, snapshots, epoch)
+    side = EvaluationSide(config, rollout, log)
 
     def sync_weights() -> None:
         actor.offload_training_state()
@@ -57,7 +60,7 @@ def train(
         evaluations.after(rollout_id)
         log.end_step(rollout_id)
 
-    healing = Healing(config, actor, critic, rollout, sync_weights, side.settle)
+    healing = Healing(config, actor, critic, rollout, snapshots, sync_weights, side.settle)
     evaluations = Evaluations(config, rollout, healing, side)
     rollout.keep_state()
     healing.run(sync_weights)
@@ -129,7 +132,7 @@ def evaluates_at_start(
 
 
 class TrainingStep:
-    """Trains the critic, then the actor, on a rollout, and saves both when a checkpoint is due.
+    """Trains the critic, then the actor, on a rollout, and saves both when a checkpoint or a snapshot is due.
 
     Args:
         rollout: saves the position in the data by itself.
@@ -142,9 +145,11 @@ class TrainingStep:
         actor: "RayTrainGroup",
         critic: "RayTrainGroup",
         rollout: "RolloutGroup",
+        snapshots: TrainerSnapshots,
         num_rollout_per_epoch: int | None,
     ) -> None:
         self._config, self._actor, self._critic, self._epoch = config, actor, critic, num_rollout_per_epoch
+        self._snapshots = snapshots
         self._rollout, self._failed_saves = rollout, FailedSaves(config.checkpoints.max_failed_saves)
 
     def run(self, rollout_id: int, batch: Sequence[Any]) -> None:
@@ -160,8 +165,11 @@ class TrainingStep:
         if saves and (reason := self._rollout.unsaved(rollout_id)) is not None:
             saves, saved = False, [[reason]]  # a run could not go on from weights alone
 
+        self._snapshots.begin(rollout_id)
         critic.onload()
         values = critic.train(rollout_id, batch)
+        if config.critic.use_critic:
+            self._snapshots.take(rollout_id, critic)
         if saves:
             saved.append(critic.try_to_save(rollout_id, force_sync=last))
         critic.offload()
@@ -169,6 +177,7 @@ class TrainingStep:
         actor.onload()
         if trains_actor(config.critic, rollout_id):
             actor.train(rollout_id, batch, values)
+        self._snapshots.take(rollout_id, actor)
         if saves:
             saved.append(actor.try_to_save(rollout_id, force_sync=last))
         self._failed_saves.note(rollout_id, saved, last)

@@ -9,7 +9,6 @@ from typing import Any
 
 import ray
 
-from slime.arguments.validate.checkpoint_files import marked_iteration
 from slime.config.run import RunConfig
 from slime.observability import phases
 from slime.observability.run_log import RunLog
@@ -22,7 +21,7 @@ from slime.ray.process_watch import ProcessStopped, ProcessWatch
 from slime.ray.rank_processes import RankProcesses
 from slime.ray.rollout_group import RolloutGroup
 from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all
-from slime.ray.whole_checkpoint import resumed, whole_checkpoint
+from slime.ray.whole_checkpoint import resumed_from_newest, whole_checkpoint
 from slime.training.optimizer_schedule import steps_of_rollouts
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.broken import GROUP_BROKE
@@ -122,11 +121,7 @@ class RayTrainGroup:
         whole_checkpoint(*look)
         with self._log.phase("rebuild", role=self._role):
             self._end_ranks()
-            # A rank may have written one until it ended.
-            step, skipped = whole_checkpoint(*look)
-            for reason in skipped:
-                logger.warning("%s: %s: %s: iteration %s is loaded", self._name, load, reason, step)
-            self._launch(resumed(self._config, load, None if step == marked_iteration(load) else step))
+            self._launch(resumed_from_newest(self._config, *look))  # which may have been written meanwhile
             start = self._first_rollout(f"building the model again from {load}")
             if start is None:
                 return 0
@@ -187,17 +182,22 @@ class RayTrainGroup:
         for reason in filter(None, self.try_to_save(rollout_id, force_sync)):
             raise RuntimeError(reason)
 
-    def try_to_save(self, rollout_id: int, force_sync: bool = False) -> list[str | None]:
+    def try_to_save(
+        self, rollout_id: int, force_sync: bool = False, memory: str | None = None
+    ) -> list[str | None]:
         """Saves on all ranks; a failure that all of them know is returned.
+
+        Args:
+            memory: where a snapshot is written, in place of a checkpoint.
 
         Returns:
             For each save whose end is known now why it failed, None if it is complete.
         """
-        with self._log.phase("save_model", role=self._role, rollout=rollout_id):
+        with self._log.phase("snapshot" if memory else "save_model", role=self._role, rollout=rollout_id):
             what, steps = f"saving rollout {rollout_id}", self._log.trained_steps
-            of_ranks = self.call_all(what, "save_model", rollout_id, force_sync, steps)
+            of_ranks = self.call_all(what, "save_model", rollout_id, force_sync, steps, memory)
         outcomes = of_ranks[0] if of_ranks else []
-        if failed := len(outcomes) - outcomes.count(None):
+        if (failed := len(outcomes) - outcomes.count(None)) and memory is None:
             self._log.count("failed_saves", failed)
         return outcomes
 

@@ -25,6 +25,7 @@ from slime.observability.train_metric_utils import perf_metrics
 from slime.ray.local_gpu import local_gpu
 from slime.ray.node import node_host
 from slime.ray.process_watch import ProcessLocation, process_location
+from slime.ray.trainer_snapshots import require_snapshots_seen
 from slime.training.backend import TrainBackend
 from slime.training.checkpoint_errors import CheckpointError
 from slime.training.metrics import rollout_metrics
@@ -68,6 +69,7 @@ class TrainWorker:
         Returns:
             The rollout id to start from.
         """
+        require_snapshots_seen(self._config.fault_tolerance.trainer_snapshots, self._config.cluster.rank)
         self.backend: TrainBackend = load_function(trainer_of(self._config.trainer).backend)(
             self._config.flat, self._role.name
         )
@@ -151,28 +153,36 @@ class TrainWorker:
         return self._trained_steps
 
     def save_model(
-        self, rollout_id: int, force_sync: bool = False, trained_steps: int | None = None
+        self,
+        rollout_id: int,
+        force_sync: bool = False,
+        trained_steps: int | None = None,
+        memory: str | None = None,
     ) -> list[Outcome]:
         """Writes a checkpoint of iteration ``rollout_id``, and the Hugging Face copy if it is asked for.
 
         Args:
             trained_steps: optimizer steps of the run so far, for the run that goes on with it.
+            memory: where a snapshot is written in place of both.
 
         Returns:
             The outcomes of saves that are known now, the same on every rank.
         """
-        with self._timer.spans.measure("save_model", rollout=rollout_id):
-            return self._save_model(rollout_id, force_sync, trained_steps)
+        with self._timer.spans.measure("save_model" if memory is None else "snapshot", rollout=rollout_id):
+            return self._save_model(rollout_id, force_sync, trained_steps, memory)
 
-    def _save_model(self, rollout_id: int, force_sync: bool, trained_steps: int | None) -> list[Outcome]:
+    def _save_model(
+        self, rollout_id: int, force_sync: bool, trained_steps: int | None, memory: str | None
+    ) -> list[Outcome]:
         config = self._config
         self.backend.memory.require_all("save_model")
         self.backend.require_finite(f"saving rollout {rollout_id}")
-        outcomes: list[Outcome] = []
-        if config.checkpoints.save:
-            moving = needs_reference(self._config) and config.kl.ref_update_interval is not None
-            common = {"weight_version": self._weight_version, "trained_steps": trained_steps}
-            outcomes = self.backend.save(rollout_id, common, [REFERENCE] if moving else [], wait=force_sync)
+        moving = needs_reference(config) and config.kl.ref_update_interval is not None
+        common = {"weight_version": self._weight_version, "trained_steps": trained_steps}
+        state = rollout_id, common, [REFERENCE] if moving else []
+        if memory is not None:
+            return self.backend.save(*state, wait=True, memory=memory)
+        outcomes = self.backend.save(*state, wait=force_sync) if config.checkpoints.save else []
         if config.checkpoints.save_hf:
             try:
                 self.backend.save_hf(config.checkpoints.save_hf.format(rollout_id=rollout_id))

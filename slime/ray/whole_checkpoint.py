@@ -1,10 +1,13 @@
 """The checkpoint from which ranks that were lost are built again."""
 
+import logging
 from pathlib import Path
 
 from slime.arguments.core.run_args import copied
 from slime.arguments.validate.checkpoint_files import has_checkpoint, marked_iteration, newest_whole
 from slime.config.run import RunConfig, run_config
+
+logger = logging.getLogger(__name__)
 
 
 def whole_checkpoint(
@@ -29,11 +32,32 @@ def whole_checkpoint(
     return step, skipped
 
 
+def resumed_from_newest(
+    config: RunConfig, role: str, load: str | Path, verify: str, up_to: int | None
+) -> RunConfig:
+    """With which ranks go on from what `whole_checkpoint` finds; says what that leaves out.
+
+    Raises:
+        ValueError: there is no checkpoint, or none that is whole.
+    """
+    step, skipped = whole_checkpoint(role, load, verify, up_to)
+    for reason in skipped:
+        logger.warning("%s: %s: %s: iteration %s is loaded", role, load, reason, step)
+    found = resumed(config, load, None if step == marked_iteration(load) else step)
+    if found.checkpoints.no_load_optim and step is not None:
+        anew = "optimizer and learning-rate schedule begin anew (--no-save-optim)"
+        logger.warning("%s: iteration %d of %s has no optimizer state: %s", role, step, load, anew)
+    return found
+
+
 def resumed(config: RunConfig, load: str | Path, step: int | None) -> RunConfig:
     """With which ranks go on from a checkpoint of their run.
 
-    A run that began with fresh weights says otherwise: its optimizer and noise are in the checkpoint now.
+    A run that began with fresh weights says otherwise: its optimizer and noise are in the checkpoint now, but
+    for those that flags leave out of it. Snapshots in memory have all.
     """
-    without = config.weight_sync.release_train and bool(config.checkpoints.no_save_optim)
-    state = {"finetune": False, "no_load_optim": without, "no_load_rng": False}
+    memory, saves = config.fault_tolerance.trainer_snapshots, config.checkpoints
+    whole = memory is not None and Path(load).is_relative_to(memory)
+    without = {"no_load_optim": bool(saves.no_save_optim), "no_load_rng": bool(saves.no_save_rng)}
+    state = {"finetune": False, **(dict.fromkeys(without, False) if whole else without)}
     return run_config(copied(config.flat, load=str(load), ckpt_step=step, **state))

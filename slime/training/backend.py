@@ -168,7 +168,12 @@ class TrainBackend(Protocol):
         """
 
     def save(
-        self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool
+        self,
+        rollout_id: int,
+        common: Mapping[str, Any],
+        versions: Sequence[str],
+        wait: bool,
+        memory: str | None = None,
     ) -> list[Outcome]:
         """Writes a checkpoint to ``--save``.
 
@@ -176,6 +181,8 @@ class TrainBackend(Protocol):
             common: plain values, the same on every rank; `Start` brings them back.
             versions: tags whose weights are saved along.
             wait: return only when it is complete.
+            memory: a directory in which a snapshot is written in its place: with all state, whatever flags
+                leave out of checkpoints, and complete on return.
 
         Returns:
             How the saves ended of which that was not known yet: with ``--async-save`` the one before this, or

@@ -3,14 +3,23 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed as dist
 
+from slime.config.checkpoints import CheckpointConfig
 from slime.training.checkpoint_errors import CheckpointError, explained
+from slime.utils.checkpoint_record import KEPT_SNAPSHOTS
 
 Outcome = str | None
 """Why a save failed; None of one that is complete."""
+
+
+def of_snapshots(flags: CheckpointConfig, directory: str) -> CheckpointConfig:
+    """How snapshots in the memory of a host are written: as checkpoints, with all that ranks go on from."""
+    own = replace(flags, save=directory, keep_checkpoints=KEPT_SNAPSHOTS, async_save=False)
+    return replace(own, no_save_optim=None, no_save_rng=None)
 
 
 class SaveAttempts:

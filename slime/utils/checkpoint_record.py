@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+KEPT_SNAPSHOTS = 2
+"""In memory. Roles write one after the other: the newest that all have may be the last but one of one."""
 _RECORD, _RECORDS = "record_{:05d}.json", "record_*.json"
 _COMPLETE = "metadata.json"
 _OF_A_RANK = re.compile(r"(?:__|rng_)(\d+)[_.]")  # torch's shards, and random generators

@@ -497,6 +497,22 @@ CONTRADICTIONS = [
         dict(trainer_standbys=1, debug_rollout_only=True),
         "--trainer-standbys 1: --debug-rollout-only has no trainer",
     ),
+    (
+        dict(trainer_snapshot_interval=2),
+        "--trainer-snapshot-interval 2: a trainer rank that is lost ends the run (wanted: --use-fault-tol",
+    ),
+    (
+        dict(trainer_snapshot_interval=2, debug_rollout_only=True),
+        "--trainer-snapshot-interval 2: --debug-rollout-only has no trainer",
+    ),
+    (
+        dict(trainer_snapshot_interval=2, use_fault_tolerance=True, actor_num_nodes=2),
+        "--trainer-snapshot-interval 2: --actor-num-nodes 2: /dev/shm is the memory of one node",
+    ),
+    (
+        dict(trainer_snapshot_interval=2, use_fault_tolerance=True, trainer_snapshot_dir="/dev/null"),
+        "--trainer-snapshot-dir /dev/null: /dev/null is a file (wanted: a directory)",
+    ),
     (dict(rollout_engine="vllm"), "--rollout-engine: invalid choice: 'vllm'"),
 ]
 

@@ -76,6 +76,10 @@ def test_without_a_trainer_it_changes_nothing(releasing, notes):
         (dict(advantage_estimator="ppo"), "--use-critic or --advantage-estimator ppo: with --release-train"),
         (dict(lora_rank=4), "--lora-rank 4: with --release-train"),
         (dict(use_fault_tolerance=True, trainer_standbys=1), "--trainer-standbys 1: with --release-train"),
+        (
+            dict(use_fault_tolerance=True, trainer_snapshot_interval=1),
+            "--trainer-snapshot-interval 1: with --release-train",
+        ),
         (dict(debug_train_only=True, colocate=None), "--debug-train-only: with --release-train"),
     ],
 )

@@ -2,9 +2,11 @@
 
 import pickle
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from slime.check import snapshots, snapshots_lack_room
 from slime.check.host import _IN_LISTS, _STANDBY, _STORED, RankHost, fullest_node, sample_bytes
 from slime.check.layout import Layout
 from slime.check.needs import trained_roles
@@ -59,6 +61,22 @@ def test_standbys_are_counted_for_each_rank(tmp_path) -> None:
     args.trainer_standbys = 3
     (role,) = trained_roles(run_config(args))
     assert role.node.needs.standbys == role.node.needs.total == 2 * 3 * _STANDBY
+
+
+@pytest.mark.slow
+def test_two_snapshots_of_the_whole_state_are_counted(tmp_path, monkeypatch) -> None:
+    """Of all ranks together as much as each gathers for a checkpoint, whatever that leaves out."""
+    flags = {"use_fault_tolerance": True, "trainer_snapshot_interval": 1, "no_save_optim": True}
+    flags["trainer_snapshot_dir"] = tmp_path
+    config = run_config(checked_args(write_config("qwen3", tmp_path / "hf"), 2, **flags))
+    roles = trained_roles(config)
+    host = roles[0].stages[0].host
+    assert roles[0].snapshot_bytes == pytest.approx(2 * host.saving, rel=0.01) and host.saving
+    free = roles[0].snapshot_bytes + 1000
+    monkeypatch.setattr(snapshots.shutil, "disk_usage", lambda path: SimpleNamespace(total=20_000, free=free))
+    assert snapshots_lack_room(config) is None
+    free -= 1
+    assert "two snapshots take 0.00 GiB, and 5% is left to others" in (snapshots_lack_room(config) or "")
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import pytest
 
 from slime.ray.failed_saves import FailedSaves
 from slime.ray.synchronous import TrainingStep
+from slime.ray.trainer_snapshots import TrainerSnapshots
 from tests.run_args import config_with
 
 FULL = "checkpoint /saved could not be written: rank 0: OSError: [Errno 28] No space left on device"
@@ -67,7 +68,8 @@ def test_weights_are_not_saved_without_their_position_in_the_data(unsaved, caplo
     rollout.unsaved.return_value = unsaved
     actor.try_to_save.return_value, critic.try_to_save.return_value = [None], []
     config = config_with(save="/saved", save_interval=1, num_rollout=3)
-    TrainingStep(config, actor, critic, rollout, None).run(0, [])
+    snapshots = TrainerSnapshots(config, actor, critic, rollout)
+    TrainingStep(config, actor, critic, rollout, snapshots, None).run(0, [])
     assert actor.try_to_save.called is critic.try_to_save.called is (unsaved is None)
     assert actor.train.called
     assert len(caplog.records) == (unsaved is not None)

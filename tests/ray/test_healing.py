@@ -16,6 +16,7 @@ from slime.ray.pending_rollout import Generated, PendingRollout
 from slime.ray.policy_groups import PolicyGroups
 from slime.ray.rollout_group import MANAGER_RESTARTS, RolloutGroup
 from slime.ray.synchronous import train
+from slime.ray.trainer_snapshots import TrainerSnapshots
 from slime.ray.waiting import ProcessDied
 from tests.run_args import config_with
 
@@ -199,7 +200,7 @@ class WithEnds(Rollouts):
     def end(self) -> None:
         self.calls.append("end")
 
-    def go_back(self, load: str, rollout_id: int) -> None:
+    def go_back(self, load: str, rollout_id: int, state: Any = None) -> None:
         self._ask(("go back", load, rollout_id))
 
 
@@ -306,7 +307,8 @@ def test_the_trainers_of_all_policies_go_back_to_what_all_have_saved(monkeypatch
     config = config_with(use_fault_tolerance=True, save="saved a")
     groups, critic = PolicyGroups(roles), MagicMock(checkpoints=None)  # type: ignore[arg-type]
     rollout: Any = WithEnds(calls, {})
-    Healing(config, groups, critic, rollout, groups.update_weights).take_all(take, range(4))
+    snapshots = TrainerSnapshots(config, groups, critic, rollout)
+    Healing(config, groups, critic, rollout, snapshots, groups.update_weights).take_all(take, range(4))
     assert looked == [["saved a", "saved b"]] and trained(calls) == [0, 1, 2, 1, 2, 3]
     lost = calls.index(("train", 2))
     rebuilt = [("rebuild", "saved a", 0), ("rebuild", "saved b", 0)]
@@ -469,7 +471,7 @@ def test_a_new_manager_goes_on_from_the_data_before_the_step(group: Any) -> None
     group.keep_state()
     group.set_train_parallel_config({"dp_size": 2})
     before, first = group.updatable_engines(), group._manager
-    group._next_state = {"sample_offset": 8}
+    group.position = 0, {"sample_offset": 8}
     restored = []
     real = group._call
     group._call = lambda method, *given, **more: (
@@ -516,7 +518,7 @@ def test_a_rollout_has_an_answer_for_each_shard_and_tells_what_could_not_be_save
     method.assert_called_once_with(num_returns=3)
     method.return_value.remote.assert_called_once_with(3, 1)
     assert [group.unsaved(3), group.unsaved(3), group.unsaved(2)] == ["no space", None, None]
-    assert pending.result() == ["shard 0", "shard 1"] and group._next_state == {"sample_offset": 8}
+    assert pending.result() == ["shard 0", "shard 1"] and group.position == (3, {"sample_offset": 8})
 
 
 def test_a_position_that_is_saved_the_second_time_is_saved(group: Any) -> None:

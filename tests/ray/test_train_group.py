@@ -77,7 +77,7 @@ def test_the_number_of_the_next_optimizer_step_is_saved_and_gone_on_from(started
     assert log.trained_steps == 11
     log.train(4, {"train": [{}, {}, {}]})
     group.save_model(4, force_sync=True)
-    group._actors[0].save_model.remote.assert_called_once_with(4, True, 14)
+    group._actors[0].save_model.remote.assert_called_once_with(4, True, 14, None)
 
 
 def test_a_rank_that_is_slower_than_the_others_is_in_the_row_of_the_rollout(started):
@@ -266,6 +266,17 @@ def test_new_ranks_go_on_from_the_newest_whole_checkpoint(started, saved, caplog
     assert group._actors[0].args.ckpt_step == 2
     reason = "iter_0000003: metadata.json has 1 bytes (wanted: 2)"
     assert f"actor: {saved}: {reason}: iteration 2 is loaded" in caplog.text
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_what_flags_leave_out_of_checkpoints_is_not_loaded_from_them(started, saved, caplog, in_memory):
+    left_out = dict(no_save_optim=True, no_save_rng=True)
+    group, _ = started(0, trainer_snapshots=saved if in_memory else "elsewhere", **left_out)
+    group.rebuild(saved)
+    args = group._actors[0].args
+    assert args.no_load_optim is args.no_load_rng is not in_memory
+    told = f"actor: iteration 3 of {saved} has no optimizer state: optimizer and learning-rate schedule begin"
+    assert (told in caplog.text) is not in_memory
 
 
 def test_ranks_are_left_alone_if_no_checkpoint_is_whole(started, saved):

@@ -24,6 +24,7 @@ class RuntimeContext:
         sglang_router_ip: host of the default model's router; likewise its port.
         sglang_api_key: the key of all servers of the run; None if all are of others and ask for none.
         wandb_run_id: of this job's run of Weights & Biases.
+        trainer_snapshots: the directory of the run's snapshots in memory; None where it takes none.
         run_uid: another one for each run. A part of it that is started again has the same.
     """
 
@@ -35,6 +36,7 @@ class RuntimeContext:
     sglang_router_port: int | None
     sglang_api_key: str | None
     wandb_run_id: str | None
+    trainer_snapshots: str | None
     run_uid: str
 
 

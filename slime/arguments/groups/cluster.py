@@ -3,12 +3,16 @@
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from slime.arguments.core.errors import UsageError
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.debug import trains_only
+from slime.arguments.validate.outputs import bad_output
 from slime.config.cluster import ClusterConfig, FaultToleranceConfig
 from slime.config.flag import flag
+
+_OF_ONE_NODE = "/dev/shm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,7 @@ def derive(args: Namespace) -> None:
     args.offload_rollout = args.colocate if args.offload_rollout is None else args.offload_rollout
     args.trainer_world_size = args.world_size = trainer
     args.rank = 0
+    args.trainer_snapshots = None
     if args.rollout_num_gpus is None:
         wanted = "wanted: the GPUs of all engines, or --colocate"
         raise UsageError(f"--rollout-num-gpus: missing ({wanted})", unknown=["rollout_num_gpus"])
@@ -58,21 +63,43 @@ def contradictions(args: Namespace) -> Iterator[str]:
     if args.distributed_backend == "gloo" and _has_gpu():
         yield "--distributed-backend gloo: not supported on GPUs (wanted: nccl, or leave it out)"
     if args.trainer_standbys:
-        yield from _without_recovery(args)
+        yield from _idle_standbys(args, f"--trainer-standbys {args.trainer_standbys}")
+    if args.trainer_snapshot_interval is not None:
+        yield from _bad_snapshots(args, f"--trainer-snapshot-interval {args.trainer_snapshot_interval}")
     if args.rollout_num_gpus == 0 and not (args.debug_train_only or args.rollout_external):
         yield "--rollout-num-gpus 0: engines are needed (wanted: 1 or more, or --debug-train-only)"
 
 
-def _without_recovery(args: Namespace) -> Iterator[str]:
+def _without_recovery(args: Namespace, name: str) -> Iterator[str]:
     """Runs in which no rank takes another's place."""
-    name = f"--trainer-standbys {args.trainer_standbys}"
     if args.debug_rollout_only:
         yield f"{name}: --debug-rollout-only has no trainer"
     elif not args.use_fault_tolerance or not args.max_trainer_restarts:
         wanted = "wanted: --use-fault-tolerance, and --max-trainer-restarts of 1 or more"
         yield f"{name}: a trainer rank that is lost ends the run ({wanted})"
-    elif args.save is None:
-        yield f"{name}: ranks start again from a checkpoint of the run, and it writes none (wanted: --save)"
+
+
+def _idle_standbys(args: Namespace, name: str) -> Iterator[str]:
+    """Standbys that would never take a place."""
+    reasons = list(_without_recovery(args, name))
+    if not reasons and args.save is None and args.trainer_snapshot_interval is None:
+        told = f"{name}: ranks start again from a checkpoint of the run, and it writes none"
+        reasons = [f"{told} (wanted: --save, or --trainer-snapshot-interval)"]
+    yield from reasons
+
+
+def _bad_snapshots(args: Namespace, name: str) -> Iterator[str]:
+    """Snapshots that nobody would go on from, or that not all ranks could."""
+    yield from _without_recovery(args, name)
+    if args.release_train:
+        yield f"{name}: with --release-train, whose trainer starts again from what it saves (leave one out)"
+    nodes, place = args.actor_num_nodes, args.trainer_snapshot_dir
+    if nodes > 1 and Path(place).is_relative_to(_OF_ONE_NODE):
+        yield (
+            f"{name}: --actor-num-nodes {nodes}: {place} is the memory of one node, and others do not "
+            "see it (wanted: a --trainer-snapshot-dir that all nodes share, or the checkpoints of --save)"
+        )
+    yield from bad_output(args, "trainer_snapshot_dir", is_directory=True)
 
 
 CONFIG_GROUP = ConfigGroup(

@@ -33,6 +33,7 @@ from slime.backends.fsdp_utils.optimizer import ensure_states
 from slime.backends.fsdp_utils.step import TrainState
 from slime.backends.fsdp_utils.value_head import without_foreign_head
 from slime.config.backend import BackendConfig
+from slime.config.checkpoints import CheckpointConfig
 from slime.config.trainers import FSDP
 from slime.training.checkpoint_dir import (
     find_checkpoint,
@@ -77,12 +78,16 @@ def optimizer_tensors(state: TrainState) -> Tensors:
 
 
 class CheckpointWriter:
-    """Saves to ``--save``; with ``--async-save`` a thread writes copies while training goes on."""
+    """Saves to a directory; with ``--async-save`` a thread writes copies while training goes on.
 
-    def __init__(self, config: BackendConfig) -> None:
-        self._config, self._later = config.checkpoints, config.checkpoints.async_save
+    Args:
+        flags: where to, and what; those of the configuration, or of snapshots.
+    """
+
+    def __init__(self, config: BackendConfig, flags: CheckpointConfig) -> None:
+        self._config, self._later = flags, flags.async_save
         self._record = lora_record(config.lora)
-        self._root = config.checkpoints.save or ""
+        self._root = flags.save or ""
         self.attempts = SaveAttempts(self._root)
         self._temporary = Path(self._root)  # of the save that is being written
         self._optimizer = config.optimizer.optimizer

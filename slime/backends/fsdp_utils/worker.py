@@ -41,7 +41,7 @@ from slime.training.micro_batches import DataIterator
 from slime.training.named_adapters import each_adapter
 from slime.training.optimizer_schedule import schedule_settings
 from slime.training.parallel import ParallelContext
-from slime.training.save_attempts import Outcome
+from slime.training.save_attempts import Outcome, of_snapshots
 from slime.training.versions import TRAINED, WeightVersions
 from slime.training.weights import ADAPTER, BASE, FULL, Selected, Weights
 from slime.utils.types import RolloutBatch
@@ -66,7 +66,8 @@ class FSDPBackend:
         self.state = TrainState(model, forward, optimizer, scheduler, self.device, scale, adapts)
         self.memory = TrainerMemory(self._weight_tensors, self._optimizer_tensors, self._drop_gradients)
         self.versions = WeightVersions(self._trained_shards)
-        self._writer = CheckpointWriter(config)
+        self._writer = CheckpointWriter(config, config.checkpoints)
+        self._snapshots: CheckpointWriter | None = None
         self._resumes = _is_checkpoint(config.checkpoints.load)
         start = self._start()
         forward.choose()
@@ -176,13 +177,27 @@ class FSDPBackend:
         return weights if adapter is None else Selected(weights, partial(self.select, adapter))
 
     def save(
-        self, rollout_id: int, common: Mapping[str, Any], versions: Sequence[str], wait: bool
+        self,
+        rollout_id: int,
+        common: Mapping[str, Any],
+        versions: Sequence[str],
+        wait: bool,
+        memory: str | None = None,
     ) -> list[Outcome]:
+        writer = self._writer if memory is None else self._snapshots_in(memory)
         extra = {tag: partial(self.versions.swapped, tag, TRAINED) for tag in versions}
-        self._writer.save(rollout_id, self.state, common, extra)
+        writer.save(rollout_id, self.state, common, extra)
         if wait:
-            self._writer.finish()
-        return self._writer.attempts.take()
+            writer.finish()
+        return writer.attempts.take()
+
+    def _snapshots_in(self, directory: str) -> CheckpointWriter:
+        """What writes snapshots into a host's memory, made with the first one."""
+        if self._snapshots is None:
+            self._snapshots = CheckpointWriter(
+                self._config, of_snapshots(self._config.checkpoints, directory)
+            )
+        return self._snapshots
 
     def poll(self) -> None:
         self._writer.poll()

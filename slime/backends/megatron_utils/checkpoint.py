@@ -47,6 +47,7 @@ from slime.backends.megatron_utils.sharded_state import (
 from slime.backends.megatron_utils.step import TrainState
 from slime.backends.megatron_utils.value_head import without_foreign_head
 from slime.config.backend import BackendConfig
+from slime.config.checkpoints import CheckpointConfig
 from slime.config.trainer import TrainerConfig
 from slime.training.checkpoint_dir import (
     MARKER,
@@ -71,11 +72,15 @@ ModelContext = Callable[[], AbstractContextManager[dict[str, Any]]]
 
 
 class CheckpointWriter:
-    """Saves to ``--save``; with ``--async-save`` a forked process writes while training goes on."""
+    """Saves to a directory; with ``--async-save`` a forked process writes while training goes on.
 
-    def __init__(self, config: BackendConfig) -> None:
-        self._config, self._flags = config, config.checkpoints
-        self._root = config.checkpoints.save or ""
+    Args:
+        flags: where to, and what; those of the configuration, or of snapshots.
+    """
+
+    def __init__(self, config: BackendConfig, flags: CheckpointConfig) -> None:
+        self._config, self._flags = config, flags
+        self._root = flags.save or ""
         self.attempts = SaveAttempts(self._root)
         self._first_rank = FirstRankWrites()
         self._temporary = Path(self._root)  # of the save that is being written
