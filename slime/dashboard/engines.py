@@ -20,7 +20,7 @@ _FRESH_S = 1.0  # in which another page is told the same
 _LONGEST = 2**25  # bytes
 _LONGEST_TEXT = 500  # characters
 _TEXTS = ("model", "kind", "state", "url", "version", "health", "failure")
-_NUMBERS = ("rank", "since", "failed", "running", "waiting", "tokens_per_second")
+_NUMBERS = ("rank", "since", "failed", "running", "waiting", "tokens_per_second", "cache")
 
 
 class Engines:

@@ -157,9 +157,10 @@ class Engine:
             return True
 
     def updated(self, version: str) -> None:
-        """Takes note that it serves these weights from now on."""
+        """Takes note that it serves these weights from now on, unless it has died or leaves meanwhile."""
         self.handle.updated(version)
-        self.version = version
+        if self.lives:
+            self.version = version
 
     def end(self) -> None:
         """Ends its process; does nothing if it was called before."""

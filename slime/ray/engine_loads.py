@@ -42,9 +42,13 @@ def _with_load(row: EngineRow, api_key: str | None, timeout: float) -> EngineRow
 
 
 def _counts(load: Any) -> dict[str, Any]:
-    """Sums over its data-parallel ranks; one that runs nothing may still tell how fast it last was."""
+    """Sums over its data-parallel ranks, and the fullest cache of them.
+
+    A rank that runs nothing may still tell how fast it last was.
+    """
     ranks = load["loads"]
     running = sum(int(rank["num_running_reqs"]) for rank in ranks)
     waiting = sum(int(rank["num_waiting_reqs"]) for rank in ranks)
     speed = sum(float(rank.get("gen_throughput", 0.0)) for rank in ranks if rank["num_running_reqs"])
-    return {"running": running, "waiting": waiting, "tokens_per_second": round(speed, 1)}
+    cache = max((float(rank["token_usage"]) for rank in ranks if "token_usage" in rank), default=None)
+    return {"running": running, "waiting": waiting, "tokens_per_second": round(speed, 1), "cache": cache}

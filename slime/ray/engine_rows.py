@@ -22,6 +22,7 @@ class EngineRow:
         health: "answers", or what is wrong; empty where it is not asked.
         running, waiting: its requests; None where it does not say.
         tokens_per_second: that it generates.
+        cache: the part of its KV cache that is in use, 0 to 1.
     """
 
     model: str
@@ -37,6 +38,7 @@ class EngineRow:
     running: int | None = None
     waiting: int | None = None
     tokens_per_second: float | None = None
+    cache: float | None = None
 
 
 def rows_of(models: Iterable[ServedModel], to_drain: Collection[int]) -> list[EngineRow]:

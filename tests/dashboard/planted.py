@@ -69,11 +69,16 @@ def _write_engines(file: Path) -> None:
     rows: list[dict[str, Any]] = [
         {**serves, "rank": rank, "state": state[rank], "url": f"http://127.0.0.1:{15000 + rank}"}
         | {"since": now - 900 + 60 * rank, "failure": "", "failed": 0.0}
-        | {"running": 3 - rank, "waiting": 1 - rank % 2, "tokens_per_second": 41.5 - rank}
+        | {
+            "running": 3 - rank,
+            "waiting": 1 - rank % 2,
+            "tokens_per_second": 41.5 - rank,
+            "cache": 0.25 / (1 + rank),
+        }
         for rank in range(4)
     ]
     rows[1] |= {"failure": killed, "failed": now - 850}
-    silent = {"health": "", "running": None, "waiting": None, "tokens_per_second": None}
+    silent = {"health": "", "running": None, "waiting": None, "tokens_per_second": None, "cache": None}
     rows[3] |= {**silent, "failure": "no healthy answer within 30 s", "failed": now - 720}
     file.write_text(json.dumps({"time": now - 60, "engines": rows}))
 

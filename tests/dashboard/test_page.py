@@ -170,13 +170,14 @@ def test_each_engine_has_a_row_as_the_run_last_told_it(page) -> None:
     heads = page.evaluate("[...document.querySelectorAll('table.engines thead th')].map((c) => c.innerText)")
     assert heads == [
         *("engine", "model", "state", "since", "health", "weights", "running", "waiting", "tokens/s"),
-        *("last failure", "address"),
+        *("cache", "last failure", "address"),
     ]
     by_name = [dict(zip(heads, row, strict=True)) for row in rows]
     assert [row["state"] for row in by_name] == ["serving", "serving", "draining", "dead"]
     assert all(row["since"] for row in by_name) and by_name[2]["running"] == "1"
     assert by_name[1]["last failure"].endswith("was killed by SIGKILL") and by_name[0]["last failure"] == ""
     assert by_name[3]["last failure"].endswith("within 30 s") and by_name[3]["tokens/s"] == ""
+    assert [row["cache"] for row in by_name] == ["25 %", "13 %", "8 %", ""]
     assert page.evaluate("document.querySelector('table.engines .problem').innerText") == "dead"
     told = page.text("#tables p")
     assert told.startswith("2 serving; 1 draining; 1 dead; requests: 6 running, 2 waiting; 121.5 tokens/s")
@@ -188,7 +189,12 @@ def test_what_a_server_said_before_it_died_is_text(page) -> None:
     open_page(page, "#view=engines")
     row = {"rank": 0, "state": ATTACK, "kind": ATTACK, "model": ATTACK, "url": ATTACK, "version": ATTACK}
     row |= {"health": ATTACK, "failure": ATTACK, "since": 1, "failed": 1, "running": 1, "waiting": None}
-    told = {"is_live": True, "time": 1, "problem": ATTACK, "rows": [row | {"tokens_per_second": None}]}
+    told = {
+        "is_live": True,
+        "time": 1,
+        "problem": ATTACK,
+        "rows": [row | {"tokens_per_second": None, "cache": None}],
+    }
     page.evaluate(f"element('tables').replaceChildren(...enginesOf('x', {json.dumps(told)}))")
     assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
     assert page.evaluate("document.querySelector('#tables').innerText").count(ATTACK) == 9

@@ -65,12 +65,25 @@ def test_rows_have_version_and_time_and_a_death_outlasts_the_engine(cluster: Clu
     assert second.since >= second.failed == dead.failed and first.failure == ""
 
 
+def test_one_that_dies_while_weights_are_admitted_does_not_serve_them(cluster: Cluster, fleet: Fleet) -> None:
+    fleet.membership.begin_update()
+    cluster.dead.add("http://engine1")
+    fleet.admit("1")
+    first, second, _ = fleet.membership.rows()
+    assert (first.version, second.version, second.state) == ("1", "", "dead")
+    assert second.failure
+
+
 def test_a_place_says_since_when_it_is_free(cluster: Cluster, fleet: Fleet) -> None:
     serving = fleet.membership.rows()[1].since
-    fleet.membership.drain([1], seconds=0)
+    cluster.loads["http://engine1"] = 1
+    fleet.membership.drain([1], seconds=600)
+    draining = fleet.membership.rows()[1]
+    assert draining.state == "draining" and draining.since > serving
+    cluster.loads.clear()
     wait_until(lambda: fleet.membership.rows()[1].state == "free")
     free = fleet.membership.rows()[1]
-    assert (free.url, free.kind, free.version) == ("", "", "") and free.since > serving
+    assert (free.url, free.kind, free.version) == ("", "", "") and free.since > draining.since
     assert free.failure == ""
 
 
@@ -98,7 +111,12 @@ def test_engines_are_asked_for_their_requests_side_by_side_and_none_ends_the_oth
         keys.append(request.headers.get("Authorization"))
         kind = request.path_params["kind"]
         ranks = [
-            {"num_running_reqs": running, "num_waiting_reqs": 2, "gen_throughput": 30.04}
+            {
+                "num_running_reqs": running,
+                "num_waiting_reqs": 2,
+                "gen_throughput": 30.04,
+                "token_usage": running / 4,
+            }
             for running in (1, 0)
         ]
         answers = {"well": {"loads": ranks}, "odd": {"loads": [{}]}, "list": []}
@@ -116,7 +134,12 @@ def test_engines_are_asked_for_their_requests_side_by_side_and_none_ends_the_oth
     assert [one.health for one in found] == [
         *("answers", "answers", "answers", "answers", "HTTP 500", "", "", "timed out"),
     ]
-    assert (found[0].running, found[0].waiting, found[0].tokens_per_second) == (1, 4, 30.0)
+    assert (found[0].running, found[0].waiting, found[0].tokens_per_second, found[0].cache) == (
+        1,
+        4,
+        30.0,
+        0.25,
+    )
     assert [one.running for one in found] == [1, *[None] * 6, 1]
     assert (hung.health, hung.running) == ("no answer", None)
     assert [one.rank for one in found] == list(range(8)) and set(keys) == {"Bearer k"}

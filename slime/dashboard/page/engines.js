@@ -12,6 +12,7 @@ const COLUMNS = {
   running: (row) => count(row.running),
   waiting: (row) => count(row.waiting),
   "tokens/s": (row) => count(row.tokens_per_second),
+  cache: (row) => (row.cache === null ? "" : `${Math.round(100 * row.cache)} %`),
   "last failure": (row) => (row.failure ? `${clock(row.failed)}: ${row.failure}` : ""),
   address: (row) => row.url,
 };
