@@ -21,7 +21,8 @@ from tests.page_runs import printed
 
 pytestmark = pytest.mark.slow
 
-# Writes a row each 50 ms, in a driver that is started again when it dies, and goes on where it was.
+# Writes a row each 50 ms, in a driver that is started again when it dies, and goes on where it was. With
+# --kills it takes no more than its share of the steps before it has been started again for each of them.
 _PROGRAM = """
 import json, os, signal, subprocess, sys, time
 words = dict(word.removeprefix("--").partition("=")[::2] for word in sys.argv[1:])
@@ -37,12 +38,18 @@ if "driver" not in words:
 path = words["metrics-file"]
 os.makedirs(words["run-dir"], exist_ok=True)
 done = open(path).read().count("train") if os.path.exists(path) else 0
+with open(path + ".starts", "a") as file:
+    file.write(".")
 if "sleeps" in words:
     time.sleep(600)
 if "hangs" in words and done and "supervise" in words:
     time.sleep(600)
 for step in range(done, int(words["steps"])):
-    time.sleep(0.05)
+    due = int(words.get("kills", 0)) * (step + 1) // int(words["steps"]) * ("supervise" in words)
+    while True:
+        time.sleep(0.05)
+        if os.path.getsize(path + ".starts") > due or os.getppid() != int(words["driver"]):
+            break
     if os.getppid() != int(words["driver"]):
         sys.exit(1)
     value = 7 if "differs" in words and "supervise" in words and step == 3 else step
@@ -87,7 +94,7 @@ def disturb(tmp_path):
 
 
 def test_a_run_that_heals_has_no_problem(disturb, tmp_path, capsys):
-    status, found = disturb("--faults", "2", "--kinds", "kill", "--twin")
+    status, found = disturb("--faults", "2", "--kinds", "kill", "--twin", flags=[*FLAGS, "--kills=2"])
     assert (status, found["problems"], found["differences"]) == (0, [], [])
     assert [(fault["role"], fault["kind"]) for fault in found["outcomes"]] == [("driver", "kill")] * 2
     assert all(fault["recovered_s"] > 0 and fault["restarts"] >= 1 for fault in found["outcomes"])
@@ -109,7 +116,7 @@ def test_what_is_not_as_it_should_be_is_named(flag, problem, disturb):
     twin = ["--twin"] if flag == "--differs" else []
     stuck_after = "3" if flag == "--hangs" else "60"
     words = ["--faults", "1", "--kinds", "kill", "--stuck-after", stuck_after, *twin]
-    status, found = disturb(*words, flags=[*FLAGS, flag])
+    status, found = disturb(*words, flags=[*FLAGS, flag, "--kills=1"])
     assert status == 1
     assert any(re.match(problem, told) for told in found["problems"]), found["problems"]
 
@@ -122,7 +129,8 @@ def test_a_run_that_is_stuck_before_any_fault_is_ended(disturb):
 
 
 def test_nothing_runs_on_after_a_run_that_is_stuck(disturb, tmp_path):
-    disturb("--faults", "1", "--kinds", "kill", "--stuck-after", "0.5", flags=[*FLAGS, "--hangs"])
+    flags = [*FLAGS, "--hangs", "--kills=1"]
+    disturb("--faults", "1", "--kinds", "kill", "--stuck-after", "0.5", flags=flags)
     _await_end_of(str(tmp_path / "program.py"))
 
 
