@@ -2,6 +2,7 @@
 
 import contextlib
 import subprocess
+import time
 
 import pytest
 import torch
@@ -102,12 +103,25 @@ def test_an_unpatched_engine_generates_as_a_fresh_one_with_the_trainers_weights(
         assert VersionManifest.read(directory_of(root, 4)).base.version == 3
         assert server.client.get("/model_info").json()["weight_version"] == "4"
         assert _answer(server) == _answer_of_fresh_engine(source, checkpoint, tmp_path / "fresh")
-        process.terminate()
-        assert process.wait(GIVEN_UP_S) == 0
-        assert Board(str(root)).followers() == {} and KEY not in log.read_text()
-        assert "version 4 is served" in log.read_text()
+        second, log_of_second = follow(str(root), server.url)
+        _wait_for("version 4 is served", log_of_second)
+        source.train()
+        update.run(5)
+        assert process.wait(GIVEN_UP_S) == 1  # one engine has one follower, the last that came
+        assert "HTTP 409" in log.read_text() and "has taken its place" in log.read_text()
+        second.terminate()
+        assert second.wait(GIVEN_UP_S) == 0
+        assert "version 5 is served" in log_of_second.read_text()
+        assert Board(str(root)).followers() == {} and KEY not in log.read_text() + log_of_second.read_text()
     finally:
         server.stop()
+
+
+def _wait_for(line, log):
+    deadline = time.monotonic() + GIVEN_UP_S
+    while not log.exists() or line not in log.read_text():
+        assert time.monotonic() < deadline, f"{log} does not say {line!r}"
+        time.sleep(0.02)
 
 
 def _damage(transport, root):

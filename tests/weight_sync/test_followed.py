@@ -239,6 +239,66 @@ def test_a_follower_that_was_killed_is_started_again_and_the_update_goes_on(args
     assert len(engine.seen("update_weights_from_disk")) == loads + 1
 
 
+class Killed(BaseException):
+    """A follower's process ends here."""
+
+
+class Dying(EngineFollower):
+    """Dies when it is about to make its request of this number to the engine."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.left, request = 0, self._client.request
+
+        def counted(*words, **more):
+            if not self.left:
+                raise Killed
+            self.left -= 1
+            return request(*words, **more)
+
+        self._client.request = counted
+
+
+def test_wherever_a_follower_is_killed_its_engine_goes_on_only_with_whole_weights(args, engines, root):
+    engine, deaths = engines(), 0
+    trainer = Trainer(args, engine)
+    for before_death in range(20):
+        dying = Dying(str(root), EngineEndpoint(engine.url, None, 1, None), engine.local, "f")
+        trainer.source.train()
+        trainer.version += 1
+        step = threading.Thread(target=trainer.update.run, args=(trainer.version,))
+        step.start()
+        dying.left = before_death
+        try:
+            with pytest.raises(Killed):
+                _step_until_it_dies(dying, trainer.version)
+            deaths += 1
+        except pytest.fail.Exception:
+            step.join(GIVEN_UP_S)  # it lived to confirm
+            assert engine.weight_version == str(trainer.version)
+            break
+        with following(follower_of(engine, root)):
+            step.join(GIVEN_UP_S)
+        assert not step.is_alive()
+        require_equal(engine.loaded, trainer.source.weights)
+    # take, pause, flush, load, continue, and what it says it serves
+    assert deaths >= 6
+    stopped_with_old = False
+    for path in engine.paths:
+        stopped_with_old = {"pause_generation": True, "update_weights_from_disk": False}.get(
+            path, stopped_with_old
+        )
+        assert not (path == "continue_generation" and stopped_with_old)
+
+
+def _step_until_it_dies(follower, version):
+    deadline = time.monotonic() + GIVEN_UP_S
+    while time.monotonic() < deadline:
+        brought = follower.step()
+        if brought is not None and brought.version == version:
+            return
+
+
 def _keep_failure(trainer, failures):
     try:
         trainer.step()
