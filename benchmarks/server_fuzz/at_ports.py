@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -214,7 +215,8 @@ def _of_http_server(sent: Sent, status: int) -> bool:
 async def engine_control(folder: Path, key: str | None) -> AsyncIterator[Target]:
     """The server of `slime engines`, before a fleet of two; there is none without a key."""
     fleet = Rollout()
-    first = list(fleet.rows)
+    first = [replace(row, url="http://127.0.0.1:9") for row in fleet.rows]  # none answers there
+    fleet.rows[:] = first
     with serve_control(run_config(run_args(save=str(folder))), fleet):  # type: ignore[arg-type]
         told = json.loads((folder / CONTROL_FILE).read_text())
         client = Loopback(int(told["url"].rpartition(":")[2]))

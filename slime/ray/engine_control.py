@@ -47,9 +47,12 @@ class Malformed(ValueError):
 
 @contextmanager
 def engine_control(config: RunConfig, rollout: RolloutGroup) -> Iterator[None]:
-    """Serves during the block, if the run has a directory, and engines of its own that could change."""
+    """Serves during the block, if the run has a directory, and engines.
+
+    Those of somebody else are listed; they do not come or go by request.
+    """
     directory = config.checkpoints.save
-    if directory is None or config.debug.debug_train_only or config.engines.rollout_external:
+    if directory is None or config.debug.debug_train_only:
         yield
         return
     key, address = secrets.token_urlsafe(32), Path(directory) / CONTROL_FILE

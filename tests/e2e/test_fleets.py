@@ -247,7 +247,10 @@ def test_an_engine_of_somebody_elses_with_half_an_update_is_taken_over(
             run = start([*rl_flags, *flags])
         run.expect_success()
         assert (tmp_path / "note").exists() and 1 in run.rows("train")
-        assert server.client.get("/model_info").json()["weight_version"] in ("3", "4")
+        version = server.client.get("/model_info").json()["weight_version"]
+        assert version in ("3", "4")
+        (last,) = json.loads((tmp_path / "saved/last_engines.json").read_text())["engines"]
+        assert (last["state"], last["url"], last["version"]) == ("serving", server.url, version)
     finally:
         server.stop()
 

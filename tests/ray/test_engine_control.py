@@ -89,15 +89,20 @@ def test_the_file_is_there_as_long_as_the_run_and_for_its_owner_alone(
         httpx.get(url)
 
 
-@pytest.mark.parametrize(
-    "flags", [{}, {"debug_train_only": True, "save": "d"}, {"rollout_external": True, "save": "d"}]
-)
-def test_a_run_without_a_directory_or_engines_of_its_own_has_none(
+@pytest.mark.parametrize("flags", [{}, {"debug_train_only": True, "save": "d"}])
+def test_a_run_without_a_directory_or_engines_has_none(
     flags: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rollout: Rollout
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with engine_control(run_config(run_args(**flags)), rollout):  # type: ignore[arg-type]
         assert list(tmp_path.iterdir()) == []
+
+
+def test_engines_of_somebody_else_are_listed(tmp_path: Path, rollout: Rollout, capsys) -> None:
+    config = run_config(run_args(save=str(tmp_path), rollout_external=True))
+    with engine_control(config, rollout):  # type: ignore[arg-type]
+        assert main(["engines", "list", str(tmp_path)]) == 0
+    assert "http://engine0" in capsys.readouterr().out
 
 
 def test_only_who_has_the_key_is_answered_and_only_what_was_meant(run_dir: Path, rollout: Rollout) -> None:
