@@ -85,8 +85,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "an actor that went on counts as stopped": Fault(
         "slime/processes/stopped.py",
-        "self._since = {pid: before.get(pid, now) for pid in stopped}",
-        "self._since = before | {pid: before.get(pid, now) for pid in stopped}",
+        "self._last_look, self._since = now, {}",
+        "self._last_look, self._since = now, dict(before)",
         ("tests/ray/test_process_watch.py",),
         "test_a_rank_that_goes_on_is_forgiven",
     ),

@@ -31,6 +31,15 @@ def _state(pid: int) -> bytes:
         return b""
 
 
+def _times_scheduled(pid: int) -> int:
+    """How often its first thread has been taken off a CPU; 0 where the kernel does not say."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            return sum(int(line.split()[1]) for line in file if "ctxt_switches" in line)
+    except OSError:
+        return 0
+
+
 def with_descendants(root: int) -> list[int]:
     """The process and all that runs below it."""
     children: dict[int, list[int]] = {}
@@ -43,13 +52,14 @@ def with_descendants(root: int) -> list[int]:
 
 
 class StopClock:
-    """Says for how long processes have been found stopped at every look.
+    """Says for how long processes have been found stopped at every look, and have not run in between.
 
-    It begins anew where nobody looked for more than 15 seconds: they may have run meanwhile.
+    It begins anew where nobody looked for more than 15 seconds: they may have run meanwhile. One that is
+    stopped again and again, as by somebody who slows it, has been scheduled between two looks.
     """
 
     def __init__(self) -> None:
-        self._since: dict[int, float] = {}
+        self._since: dict[int, tuple[float, int]] = {}  # and how often it was scheduled before
         self._last_look = 0.0
 
     def overdue(self, stopped: Iterable[int], limit: float = STOPPED_LIMIT_S) -> dict[int, float]:
@@ -60,6 +70,9 @@ class StopClock:
         """
         now = time.monotonic()
         before = self._since if now - self._last_look <= _LONGEST_GAP_S else {}
-        self._last_look = now
-        self._since = {pid: before.get(pid, now) for pid in stopped}
-        return {pid: now - since for pid, since in self._since.items() if now - since >= limit}
+        self._last_look, self._since = now, {}
+        for pid in stopped:
+            scheduled = _times_scheduled(pid)
+            since, earlier = before.get(pid, (now, scheduled))
+            self._since[pid] = since if scheduled == earlier else now, scheduled
+        return {pid: now - since for pid, (since, _) in self._since.items() if now - since >= limit}
