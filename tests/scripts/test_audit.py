@@ -12,7 +12,9 @@ import pytest
 from tests.page_runs import printed
 
 ROOT = Path(__file__).parents[2]
+NOT_ASKED = 3
 LOOKED_UP: dict[str, Any] = {"name": "torch", "version": "2.13.0", "vulns": []}
+WEAK = LOOKED_UP | {"vulns": [{"id": "PYSEC-1"}]}
 UNKNOWN = {"name": "torch", "skip_reason": "Dependency not found on PyPI"}
 
 
@@ -28,10 +30,15 @@ def program(path: Path, text: str) -> None:
         ([LOOKED_UP, UNKNOWN], "none", 0),
         ([LOOKED_UP], "--allow-only", 1),
         ([LOOKED_UP], "--fail-on", 1),
-        ([LOOKED_UP], "--require-hashes", 1),
-        ([UNKNOWN], "none", 1),
+        ([LOOKED_UP, WEAK], "--require-hashes", 1),
+        ([UNKNOWN], "none", NOT_ASKED),
+        ([LOOKED_UP], "--require-hashes", NOT_ASKED),
+        ([UNKNOWN], "--fail-on", 1),
     ],
-    ids=["all is well", "a licence", "one of several licences", "a weakness", "nothing was looked up"],
+    ids=[
+        *["all is well", "a licence", "one of several licences", "a weakness", "nothing was looked up"],
+        *["a look that ended early", "a licence where nothing was looked up"],
+    ],
 )
 def test_it_fails_for(tmp_path: Path, packages: list[Any], failing: str, status: int) -> None:
     found = tmp_path / "found.json"
@@ -62,6 +69,8 @@ case "$words" in *{failing}*) exit 1 ;; esac"""
         timeout=600,
     )
     assert done.returncode == status, done.stdout + done.stderr
+    assert ("could not be asked for" in done.stderr) == (status == NOT_ASKED or UNKNOWN in packages[:1])
+    assert ("weaknesses: torch 2.13.0" in done.stdout) == (WEAK in packages)
     looked_up = sum("skip_reason" not in package for package in packages)
     assert f"{looked_up} of {len(packages)} packages looked up" in done.stdout
     assert {path.name for path in (tmp_path / "audit").iterdir()} == {
