@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -58,16 +59,19 @@ def left():
     return system.f_bavail * system.f_frsize
 assert left() == size
 run = subprocess.Popen(["sleep", "600"])
-assert strike(Kind.SHM, run.pid, {Kind.SHM: 600.0})
-assert left() == SPARE_SHARED_MEMORY and os.listdir(place) == []
 try:
-    with open(f"{place}/mine", "wb") as file:
-        file.write(bytes(2 * SPARE_SHARED_MEMORY))
-    sys.exit("it was not full")
-except OSError as error:
-    assert error.errno == 28, error
-os.unlink(f"{place}/mine")
-run.kill()  # it is over for the run that was disturbed
+    assert strike(Kind.SHM, run.pid, {Kind.SHM: 600.0})
+    assert left() == SPARE_SHARED_MEMORY and os.listdir(place) == []
+    try:
+        with open(f"{place}/mine", "wb") as file:
+            file.write(bytes(2 * SPARE_SHARED_MEMORY))
+        sys.exit("it was not full")
+    except OSError as error:
+        assert error.errno == 28, error
+    os.unlink(f"{place}/mine")
+finally:
+    run.kill()  # it is over for the run that was disturbed, which would hold this one's pipes
+    run.wait()
 deadline = time.monotonic() + 60
 while left() < size:
     assert time.monotonic() < deadline
@@ -161,14 +165,17 @@ def test_a_limit_is_over_after_its_time(kind, victim):
 def test_who_was_started_under_a_limit_gets_rid_of_it_though_who_started_it_has_died(what, victim):
     """A raylet starts workers, which may outlive it."""
     before = resource.prlimit(victim.pid, what)
-    with limited(victim.pid, what, lambda pid: 1 << 30 if what == resource.RLIMIT_AS else 64) as tick:
+    with ExitStack() as ends, ExitStack() as fault:
+        most = 1 << 30 if what == resource.RLIMIT_AS else 64
+        tick = fault.enter_context(limited(victim.pid, what, lambda pid: most))
         started = int(_ask(victim, "start"))
+        ends.callback(os.kill, started, 9)  # it would hold the pipes of this one
         assert resource.prlimit(started, what) == resource.prlimit(victim.pid, what) != before
         tick(0)
         victim.kill()
         victim.wait(60)
-    assert resource.prlimit(started, what) == before
-    os.kill(started, 9)
+        fault.close()
+        assert resource.prlimit(started, what) == before
 
 
 def test_shared_memory_is_full_until_the_run_is_over():

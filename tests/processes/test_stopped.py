@@ -42,16 +42,17 @@ def test_a_process_that_ran_between_two_looks_is_not(overdue):
 
 
 def test_a_process_that_goes_on_for_a_moment_is_seen_to_have_run():
-    process = subprocess.Popen(["sleep", "600"])
-    counts = []
-    for _ in range(3):
-        process.send_signal(signal.SIGSTOP)
-        await_state(process.pid, b"T")
-        counts += [stopped._times_scheduled(process.pid) for _ in range(2)]
-        process.send_signal(signal.SIGCONT)
-        await_state(process.pid, b"S")
-    process.kill()
-    process.wait()
+    process, counts = subprocess.Popen(["sleep", "600"]), []
+    try:
+        for _ in range(3):
+            process.send_signal(signal.SIGSTOP)
+            await_state(process.pid, b"T")
+            counts += [stopped._times_scheduled(process.pid) for _ in range(2)]
+            process.send_signal(signal.SIGCONT)
+            await_state(process.pid, b"S")
+    finally:
+        process.kill()
+        process.wait()
     assert counts[0] == counts[1] < counts[2] == counts[3] < counts[4] == counts[5]
     assert stopped._times_scheduled(process.pid) == 0
 
