@@ -177,7 +177,10 @@ def test_without_the_position_in_the_data_there_is_none(tmp_path: Path, caplog: 
 
 def test_lost_ranks_cost_the_step_under_way(tmp_path: Path, caplog: Any) -> None:
     run = Run(tmp_path)
+    half_written = tmp_path / "actor" / "iter_0000003.tmp"
+    half_written.mkdir(parents=True)
     assert run.lose(at=3, steps=5) == [0, 1, 2, 3, 3, 4]
+    assert not half_written.exists()
     assert run.actor.rebuilt == [("actor", 2)] and run.went_back == [(2, {"offset": 2})]
     told = (
         f"from iteration 2 of {tmp_path}/actor, a snapshot in memory, which costs the step under way: killed"
