@@ -112,7 +112,8 @@ class AnswerLog:
             if known is not None:
                 left[key] = known
         if lost:
-            names = ", ".join(f"sample {index} of group {group}" for group, index in lost[:_PROBLEMS_TOLD])
+            first = sorted(lost, key=lambda key: key[1])[:_PROBLEMS_TOLD]  # they are logged as they come
+            names = ", ".join(f"sample {index} of group {group}" for group, index in first)
             of = "a checkpoint of another run" if newest is None else f"weights up to version {newest}"
             note(
                 f"--token-log-dir: {len(lost)} of {len(self._found)} answers begin anew, or where other "

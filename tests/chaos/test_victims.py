@@ -4,6 +4,7 @@ import os
 import subprocess
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,8 @@ def tree():
             time.sleep(0.05)
         yield processes, process.pid
         for pid in processes.look_everywhere():
-            os.kill(pid, 9)
+            with suppress(ProcessLookupError):  # some end with what they wait for
+                os.kill(pid, 9)
         process.kill()
 
 
