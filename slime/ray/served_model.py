@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from slime.backends.sglang_utils.router import Router, RouterError
 from slime.ray.engine import Engine, EngineState
@@ -15,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 ROUTER_RESTARTS = 5  # of one router in one rollout or evaluation
 _RESTART_PAUSE = 1.0  # seconds after a start that failed
+_LISTED_AT_ONCE = 64  # engines
 _DEATH_NOTICE = 10.0  # seconds until a router that gave no answer is seen to have ended, on a busy machine
 
 
@@ -222,8 +224,9 @@ class ServedModel(ModelEngines):
         if stopped:
             router.shutdown()
             return
-        for engine in serving:
-            self._list_again(router, engine)
+        # One that hangs takes a minute; the others would wait behind it, and requests for any at all.
+        with ThreadPoolExecutor(_LISTED_AT_ONCE, thread_name_prefix="engine-list") as pool:
+            list(pool.map(lambda engine: self._list_again(router, engine), serving))
 
     def list_missing(self) -> None:
         """Tells the router of `unlisted` engines that answer by now; RouterError if it refuses one."""

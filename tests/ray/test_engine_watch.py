@@ -267,7 +267,7 @@ def test_a_router_that_may_be_started_again_is_and_the_run_goes_on(make, caplog)
     fleet = make(router_restarts=1)
     fleet.watch.start()
     fleet.cluster.router_ended = "router (http://router): killed by SIGKILL"
-    wait_until(lambda: fleet.cluster.routed == [A, B] and fleet.cluster.router_ended is None)
+    wait_until(lambda: sorted(fleet.cluster.routed) == [A, B] and fleet.cluster.router_ended is None)
     fleet.watch.check()
     assert "started again: router (http://router): killed by SIGKILL" in caplog.text
     fleet.cluster.router_ended = "router (http://router): killed by SIGABRT"

@@ -248,8 +248,7 @@ def test_an_engine_that_leaves_while_the_router_starts_again_is_not_listed_there
     members = Membership({"default": model})
 
     def leave(url: str) -> None:
-        cluster.on_register = lambda url: None
-        assert model.engines[1].become(EngineState.DRAINING)
+        assert url != URL.format(1) or model.engines[1].become(EngineState.DRAINING)
 
     cluster.on_register, cluster.router_ended = leave, "killed"
     assert model.restart_router(model.router) and cluster.routed == [URL.format(0)]

@@ -158,6 +158,7 @@ def names_of(sim: Any) -> dict[str, Any]:
         "slime.ray.fleet.Membership": WatchedMembership,
         "slime.ray.fleet.ThreadPoolExecutor": modules.pool,
         "slime.ray.engine_watch.ThreadPoolExecutor": modules.pool,
+        "slime.ray.served_model.ThreadPoolExecutor": modules.pool,
         "slime.ray.engine_watch.wait": modules.wait,
         "slime.ray.healing.node_is_alive": lambda: True,
         "slime.ray.rollout_manager.ThreadPoolExecutor": modules.pool,
