@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 _WALL_CLOCK = re.compile(r"\btime\.time(_ns)?\b|\bdatetime\.(utc)?now\b|\bfrom time import [^\n]*\btime\b")
 _STAMP, _ANSWER = "a stamp for people, beside durations of its own", "a field of answers"
+_SINCE = "since when an engine is what it is, for people"
 READS_IT = {
     "slime/agent/adapters/openai.py": _ANSWER,
     "slime/agent/adapters/responses.py": _ANSWER,
@@ -15,6 +16,8 @@ READS_IT = {
     "slime/backends/embedded_engine/http/info_routes.py": _ANSWER,
     "slime/backends/embedded_engine/http/responses.py": _ANSWER,
     "slime/backends/embedded_engine/http/state.py": _ANSWER,
+    "slime/cli/engines.py": _SINCE,
+    "slime/dashboard/engines.py": _SINCE,
     "slime/observability/jsonl.py": _STAMP,
     "slime/observability/memory_history.py": "the name of a file",
     "slime/observability/otlp.py": _STAMP,
@@ -24,6 +27,8 @@ READS_IT = {
     "slime/observability/startup.py": _STAMP,
     "slime/observability/trace_utils.py": _STAMP,
     "slime/processes/private.py": "files that are days old",
+    "slime/ray/engine_place.py": _SINCE,
+    "slime/ray/engine_record.py": _SINCE,
     "slime/utils/external_utils/command_utils.py": "the name of a directory",
     "slime_plugins/rollout_buffer/pool.py": "leases that a file keeps over restarts",
     "slime_plugins/rollout_buffer/store.py": "leases that a file keeps over restarts",

@@ -53,7 +53,7 @@ def test_released_ranks_start_again_from_their_last_save_and_before_it_as_the_ru
     again.go_on.remote.assert_called_once_with(3, False)
     again.save_model.remote.return_value = [None]
     assert group.try_to_save(4) == [None]
-    again.save_model.remote.assert_called_once_with(4, True, 5)  # it waits
+    again.save_model.remote.assert_called_once_with(4, True, 5, None)  # it waits
     again.save_model.remote.return_value = ["no space"]
     group.try_to_save(5)
     group.offload()
