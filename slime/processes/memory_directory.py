@@ -52,9 +52,11 @@ def memory_directory(parent: Path, prefix: str, what: str) -> Iterator[Path]:
 def remove_abandoned(parent: Path, prefix: str) -> None:
     """Removes the directories whose processes have died."""
     for path in parent.glob(f"{prefix}*"):
-        with suppress(OSError), _unlocked(path):  # OSError: in use, of another user, or gone meanwhile
-            if path.stat().st_uid == os.getuid():
-                shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):  # in use, or gone meanwhile
+            # Before anything in it is opened: another user may have put a link there.
+            if path.lstat().st_uid == os.getuid():
+                with _unlocked(path):
+                    shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

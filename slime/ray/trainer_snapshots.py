@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime.arguments.validate.checkpoint_files import CHECKPOINT_MARKER, newest_of_all
+from slime.arguments.validate.checkpoint_files import CHECKPOINT_MARKER, marked_iteration, newest_of_all
 from slime.config.limits import FREE
 from slime.processes.memory_directory import memory_directory
 from slime.ray.ending import CannotStart
-from slime.utils.checkpoint_record import KEPT_SNAPSHOTS, iterations, remove_older
+from slime.utils.checkpoint_record import iterations, remove_older
 from slime.utils.misc import should_run_periodic_action as is_due
 
 if TYPE_CHECKING:  # bad flags are answered without waiting for these
@@ -116,8 +116,7 @@ class TrainerSnapshots:
             self._taking = False
             self._tell("the data source does not tell its state, so that ranks could not go on from them")
             return
-        for place in self.places.values():
-            remove_older(place, rollout_id, KEPT_SNAPSHOTS)
+        self._make_room()
         if reason := self._too_full():
             self._taking = False
             self._tell(reason)
@@ -160,6 +159,14 @@ class TrainerSnapshots:
             shutil.rmtree(place, ignore_errors=True)
         self._positions = {}
 
+    def _make_room(self) -> None:
+        """Keeps the newest one that all roles have, which may be the last but one of some."""
+        of_all = set.intersection(*({*iterations(place)} for place in self.places.values()))
+        newest = max(of_all, default=-1)
+        for place in self.places.values():
+            forget_after(place, newest)
+            remove_older(place, newest, keep=1)
+
     def _too_full(self) -> str | None:
         """Whether the next one might fill the file system: as long as it is written there are two."""
         sizes = [max(map(_bytes, iterations(place).values()), default=0) for place in self.places.values()]
@@ -183,16 +190,22 @@ class TrainerSnapshots:
 def forget_after(place: Path, iteration: int) -> None:
     """Removes what a directory of snapshots has after an iteration, so that no marker names it."""
     there = iterations(place)
-    left = [number for number in there if number <= iteration]
-    marker = place / CHECKPOINT_MARKER
-    if left and marker.exists():
-        partial = marker.with_suffix(".partial")
-        partial.write_text(str(max(left)))
-        partial.replace(marker)
-    else:
-        marker.unlink(missing_ok=True)
     for path in [*place.glob("iter_*.tmp"), *(there[number] for number in there if number > iteration)]:
         shutil.rmtree(path, ignore_errors=True)
+    marker, newest = place / CHECKPOINT_MARKER, max((n for n in there if n <= iteration), default=None)
+    if newest is None:
+        marker.unlink(missing_ok=True)
+    elif marked_iteration(place) not in (None, newest):
+        _mark(marker, newest)
+
+
+def _mark(marker: Path, iteration: int) -> None:
+    partial = marker.with_suffix(".partial")
+    try:
+        partial.write_text(str(iteration))
+        partial.replace(marker)
+    except OSError:  # the file system is full: without a marker there is no snapshot
+        marker.unlink(missing_ok=True)
 
 
 def _by_name(role: "RayTrainGroup | PolicyGroups") -> "Mapping[str, RayTrainGroup]":

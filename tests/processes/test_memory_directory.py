@@ -6,11 +6,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slime.processes.exclusive import DirectoryUnusable
-from slime.processes.memory_directory import memory_directory
+from slime.processes.memory_directory import memory_directory, remove_abandoned
 
 HOLDER = """
 import sys, time
@@ -42,6 +43,16 @@ def test_what_a_dead_process_left_is_removed_and_what_a_living_one_has_is_not(tm
         assert first.is_dir()
         assert len(list(tmp_path.glob("kept_*"))) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["of_others"]
+
+
+def test_nothing_is_opened_in_the_directory_of_another_user(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "kept_1_left").mkdir()
+    (tmp_path / "kept_1_left" / ".in_use").write_text("1")
+    opened: list[Path] = []
+    monkeypatch.setattr(Path, "open", lambda path, *mode: opened.append(path))
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    remove_abandoned(tmp_path, "kept_")
+    assert (tmp_path / "kept_1_left").is_dir() and not opened
 
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:

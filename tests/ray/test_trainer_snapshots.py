@@ -1,5 +1,6 @@
 """Snapshots of the trainer in memory: which are kept, and which one lost ranks go on from."""
 
+import errno
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from slime.ray.healing import Healing
 from slime.ray.losses import RanksLost
 from slime.ray.policy_groups import PolicyGroups
 from slime.ray.trainer_snapshots import TrainerSnapshots, require_snapshots_seen
+from slime.ray.whole_checkpoint import whole_checkpoint
 from slime.training.checkpoint_dir import MARKER, iteration_dir
 from slime.utils.checkpoint_record import iterations, write_record
 from tests.run_args import config_with
@@ -123,6 +125,43 @@ def test_the_newest_is_the_one_that_all_roles_have(tmp_path: Path) -> None:
     run.actor.fails = "no space"
     run.step(3)
     assert list(iterations(tmp_path / "critic")) == [3, 2] and run.snapshots.newest() == 2
+
+
+def test_one_that_a_role_lacks_is_not_kept_in_place_of_one_that_all_have(tmp_path: Path) -> None:
+    run = Run(tmp_path, critic=True)
+    run.step(2)
+    run.actor.fails = "no space"
+    for rollout_id in range(3, 6):
+        run.step(rollout_id)
+        assert run.snapshots.newest() == 2 and run.snapshots.position(2) == {"offset": 2}
+    assert run.critic.most == 2
+    run.actor.fails = None
+    run.step(6)
+    assert run.snapshots.newest() == 6
+
+
+@pytest.mark.parametrize("verify", ["none", "sizes"])
+def test_roles_go_on_from_one_iteration_where_one_has_written_a_later_one(
+    tmp_path: Path, verify: str
+) -> None:
+    run = Run(tmp_path, critic=True, verify_checkpoint=verify)
+    run.step(2)
+    write(tmp_path / "critic", 3)
+    newest = run.snapshots.newest()
+    assert newest == 2
+    found = [whole_checkpoint("role", place, verify, newest)[0] for place in run.snapshots.places.values()]
+    assert found == [2, 2]
+
+
+def test_going_back_needs_no_room(tmp_path: Path, monkeypatch: Any) -> None:
+    run = Run(tmp_path, critic=True)
+    run.step(2)
+    write(tmp_path / "critic", 3)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(Path, "write_text", MagicMock(side_effect=full))
+    run.snapshots.go_back(2)
+    assert list(iterations(tmp_path / "critic")) == [2] and (tmp_path / "actor" / MARKER).read_text() == "2"
+    assert not (tmp_path / "critic" / MARKER).exists() and run.snapshots.newest() is None
 
 
 def test_each_policy_has_a_place_of_its_own(tmp_path: Path) -> None:

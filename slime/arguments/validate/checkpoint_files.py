@@ -74,7 +74,9 @@ def newest_whole(
         is wrong with it.
     """
     marked = marked_iteration(root)
-    if root is None or marked is None or verify == "none":
+    if root is None or marked is None:
+        return marked, []
+    if verify == "none" and (up_to is None or marked <= up_to):
         return marked, []
     skipped: list[str] = []
     there = iterations(Path(root))
