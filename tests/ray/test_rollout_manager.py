@@ -103,6 +103,9 @@ def model(name: str, num_gpus: int, **options: Any) -> ModelConfig:
 class Slots:
     """Any slots: nothing is started on them."""
 
+    def __len__(self) -> int:
+        return 1
+
     def slice(self, start: int, stop: int) -> "Slots":
         return self
 

@@ -69,10 +69,11 @@ class Files(Disk):
 
 def flags_of(transport: str, directory: Path, served: Path) -> dict:
     adapters = {"lora_rank": RANK, "lora_merge": False} if transport == "adapters" else {}
+    own = transport == "delta"  # engines of others are given changes by followers
     return adapters | dict(
         distributed_timeout_minutes=1,
-        rollout_external_engine_addrs=["127.0.0.1:1"],
-        rollout_external=True,
+        rollout_external_engine_addrs=None if own else ["127.0.0.1:1"],
+        rollout_external=not own,
         update_weight_buffer_size=1,
         colocate=transport == "handle",
         update_weight_transport=FLAG.get(transport, "nccl"),
