@@ -35,7 +35,7 @@ def _with_load(row: EngineRow, api_key: str | None, timeout: float) -> EngineRow
     except EngineError as error:
         found = "no answer" if error.status is None else f"HTTP {error.status}"
         return replace(row, health=row.health or (ANSWERS if error.status == _NOT_THERE else found))
-    except (KeyError, TypeError):  # an answer of another form
+    except (KeyError, TypeError, ValueError, OverflowError):  # an answer of another form
         return replace(row, health=row.health or ANSWERS)
     finally:
         client.close()

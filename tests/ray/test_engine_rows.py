@@ -110,6 +110,8 @@ def test_engines_are_asked_for_their_requests_side_by_side_and_none_ends_the_oth
     def loads(request: Request) -> Response:
         keys.append(request.headers.get("Authorization"))
         kind = request.path_params["kind"]
+        if kind == "torn":
+            return Response("{", media_type="application/json")
         ranks = [
             {
                 "num_running_reqs": running,
@@ -119,7 +121,8 @@ def test_engines_are_asked_for_their_requests_side_by_side_and_none_ends_the_oth
             }
             for running in (1, 0)
         ]
-        answers = {"well": {"loads": ranks}, "odd": {"loads": [{}]}, "list": []}
+        words = {"loads": [{"num_running_reqs": "none"}]}
+        answers = {"well": {"loads": ranks}, "odd": {"loads": [{}]}, "list": [], "words": words}
         return JSONResponse(answers.get(kind, {}), {"old": 404, "broken": 500}.get(kind, 200))
 
     app = Starlette(routes=[Route("/{kind}/v1/loads", loads)])
@@ -129,10 +132,12 @@ def test_engines_are_asked_for_their_requests_side_by_side_and_none_ends_the_oth
         asked = [row(rank, f"{own}/{name}") for rank, name in enumerate(names)]
         asked += [row(5, "", state="starting"), row(6, f"{own}/well", state="dead")]
         asked += [row(7, f"{own}/well", health="timed out")]
+        asked += [row(8, f"{own}/words"), row(9, f"{own}/torn")]
         found = with_loads(asked, "k", 60.0)
-        (hung,) = with_loads([row(8, f"http://127.0.0.1:{silent.getsockname()[1]}")], "k", 0.1)
+        (hung,) = with_loads([row(10, f"http://127.0.0.1:{silent.getsockname()[1]}")], "k", 0.1)
     assert [one.health for one in found] == [
         *("answers", "answers", "answers", "answers", "HTTP 500", "", "", "timed out"),
+        *("answers", "answers"),
     ]
     assert (found[0].running, found[0].waiting, found[0].tokens_per_second, found[0].cache) == (
         1,
@@ -140,9 +145,9 @@ def test_engines_are_asked_for_their_requests_side_by_side_and_none_ends_the_oth
         30.0,
         0.25,
     )
-    assert [one.running for one in found] == [1, *[None] * 6, 1]
+    assert [one.running for one in found] == [1, *[None] * 6, 1, None, None]
     assert (hung.health, hung.running) == ("no answer", None)
-    assert [one.rank for one in found] == list(range(8)) and set(keys) == {"Bearer k"}
+    assert [one.rank for one in found] == list(range(10)) and set(keys) == {"Bearer k"}
 
 
 def test_the_last_rows_are_kept_and_a_side_that_is_lost_leaves_them(

@@ -13,7 +13,7 @@ from slime.utils.types import EngineEndpoint
 from slime.weight_sync import follower as followers
 from slime.weight_sync.follower import EngineFollower, Replaced
 from slime.weight_sync.transports import delta
-from slime.weight_sync.versions.board import FOLLOWERS, PUBLISHED, Board, Follower, Published
+from slime.weight_sync.versions.board import FOLLOWERS, PUBLISHED, Board, Follower, Published, edition_of
 from slime.weight_sync.versions.manifest import VersionManifest, directory_of
 from tests.weight_sync.test_delta import Trainer, args_of, kinds, machines, require_equal
 from tests.weight_sync.test_disk import group  # noqa: F401
@@ -171,6 +171,19 @@ def test_what_a_follower_says_is_not_enough_where_its_engine_says_something_else
     monkeypatch.setattr(transport, "_limit_s", 0.0)
     with pytest.raises(RuntimeError, match=r"was not confirmed within 0 s \(see what its"):
         trainer.step()
+
+
+@pytest.mark.parametrize(("one", "other"), [("a", "z"), ("z", "a")])
+def test_a_note_that_a_killed_follower_left_does_not_hide_the_one_that_came_after_it(
+    args, engines, one, other
+):
+    engine, published = engines(), Published(1, "s", 1, "t")
+    transport = Trainer(args, engine).update._routes[0].transports[0]
+    left, has = Follower(engine.url, 7, "of an earlier run"), Follower(engine.url, 1, "s")
+    failed = Follower(engine.url, failed=edition_of(published), stage="commit")
+    for first, second in ((left, has), (left, failed), (has, failed)):
+        found = transport._own(dict(sorted([(one, first), (other, second)])), published)
+        assert [*found.values()] == [second]
 
 
 def test_an_engine_may_have_another_address_for_trainers(args, engines, root):
@@ -429,7 +442,9 @@ def test_notes_that_are_none_are_not_there(tmp_path):
     assert board.newest() == (str(tmp_path), Published(1, "s", 1, "t"))
     board.tell("f", Follower("http://e:1", 1, "s"))
     (tmp_path / FOLLOWERS / ".hidden").write_text("{}")
-    (tmp_path / FOLLOWERS / "torn").write_text('{"engine"')
-    assert board.followers() == {"f": Follower("http://e:1", 1, "s"), "torn": None}
+    told = '{{"engine": "http://e:1", "version": 1, "state": "s", "pause": {}}}'
+    for content in ('{"engine"', "[" * 100_000, *map(told.format, ("NaN", "true", "-1", "1e999", '"1"'))):
+        (tmp_path / FOLLOWERS / "torn").write_text(content)
+        assert board.followers() == {"f": Follower("http://e:1", 1, "s"), "torn": None}, content[:80]
     board.forget("f")
     assert {*board.followers()} == {"torn"}

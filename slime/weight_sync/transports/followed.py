@@ -91,7 +91,7 @@ class FollowedTransport(DeltaTransport):
         pause, unsure = _LOOK_AGAIN_S, list(self._engines.clients)
         while True:
             followers = self._on_disk(self._board.followers)
-            own = self._own(followers)
+            own = self._own(followers, published)
             unsure = [engine for engine in unsure if not _serves(engine, own, published)]
             behind = [name for name, one in followers.items() if one is None or not one.has(published)]
             if not unsure and not behind:
@@ -112,10 +112,16 @@ class FollowedTransport(DeltaTransport):
         self.pause = max((one.pause for one in known), default=0.0)
         self.commit_time = max((one.commit for one in known), default=0.0)
 
-    def _own(self, followers: dict[str, Follower | None]) -> dict[str, Follower]:
-        """By the engine's address the followers of the run's own."""
+    def _own(self, followers: dict[str, Follower | None], published: Published) -> dict[str, Follower]:
+        """By the engine's address the followers of the run's own.
+
+        Of several by one address one that could not bring the version comes before one that has, and that
+        before those that say nothing of it: one that was killed, and came back by another name, left a note.
+        """
         wanted = {spelling(endpoint.url) for endpoint in self._endpoints}
-        found = {spelling(one.engine): one for one in followers.values() if one is not None}
+        known = [one for one in followers.values() if one is not None]
+        known.sort(key=lambda one: (one.could_not(published), one.has(published)))
+        found = {spelling(one.engine): one for one in known}
         return {url: one for url, one in found.items() if url is not None and url in wanted}
 
     def _comes_whole(self, published: Published, followers: dict[str, Follower | None]) -> bool:

@@ -5,6 +5,7 @@ with one writer; one that is being written cannot be read, and is not there yet.
 """
 
 import json
+import math
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -126,18 +127,19 @@ class Board:
     def _read(self, path: str, kind: type[Note]) -> Note | None:
         try:
             note = kind(**json.loads(self._store.get(path)))
-        except (FileNotFoundError, ValueError, TypeError):
+        except (FileNotFoundError, ValueError, TypeError, RecursionError):
             return None
         return note if _is_plausible(note) else None
 
 
 def _is_plausible(note: Published | Follower) -> bool:
     """Whether its values are of the kinds that they are declared to be."""
-    numbers: list[float]
+    seconds: list[float] = []
     if isinstance(note, Published):
-        numbers, texts = [note.version, note.edition], [note.state, note.trainer, note.pause_mode]
+        counts, texts = [note.version, note.edition], [note.state, note.trainer, note.pause_mode]
     else:
-        numbers = [note.version or 0, note.pause, note.commit]
-        texts = [note.engine, note.state or "", note.failed, note.stage, note.failure]
-    known = all(isinstance(text, str) for text in texts)
-    return known and all(isinstance(number, int | float) for number in numbers)
+        counts, seconds = [0 if note.version is None else note.version], [note.pause, note.commit]
+        texts = [note.engine, "" if note.state is None else note.state]
+        texts += [note.failed, note.stage, note.failure]
+    known = all(isinstance(text, str) for text in texts) and all(type(count) is int for count in counts)
+    return known and all(type(took) in (int, float) and 0 <= took < math.inf for took in seconds)
