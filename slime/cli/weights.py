@@ -80,6 +80,8 @@ def _follower(asked: argparse.Namespace) -> EngineFollower:
         raise Refused(f"--name {reason}")
     endpoint = EngineEndpoint(asked.engine.rstrip("/"), _key(asked.key_variable), 1, None)
     local = Path(asked.local_checkpoint_dir).absolute()
+    if not is_url(asked.place) and Path(asked.place).resolve() == local.resolve():
+        raise Refused(f"--local-checkpoint-dir {local}: is the trainer's, whose versions it would remove")
     return EngineFollower(asked.place, endpoint, local, asked.name or _name(asked.engine), asked.known_as)
 
 

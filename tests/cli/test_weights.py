@@ -174,6 +174,7 @@ def test_commands_of_pages_are_understood(monkeypatch, tmp_path):
     [
         ({"place": "s3://k:secret@bucket/run"}, "s3://...: has a user or a password in it"),
         ({"--engine": "http://k:secret@host:1"}, "--engine: is no address of an engine"),
+        ({"--local-checkpoint-dir": "/versions/"}, "--local-checkpoint-dir /versions: is the trainer's"),
         ({"--known-as": "host"}, "--known-as: is no address of an engine"),
         ({"--name": "../f"}, "--name '../f' (wanted: letters"),
         ({"--poll-seconds": "nan"}, "--poll-seconds nan (wanted: above 0)"),
