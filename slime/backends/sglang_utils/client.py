@@ -163,7 +163,10 @@ class EngineClient:
 
     def weight_version(self) -> str:
         """The version of the weights being served; "default" before the first update."""
-        return str(self.model_info()["weight_version"])
+        found = self.model_info()
+        if not isinstance(found, dict) or "weight_version" not in found:
+            raise self._error("/model_info", 200, f"found {found!r:.200} (wanted: a weight_version)")
+        return str(found["weight_version"])
 
     def server_info(self) -> dict[str, Any]:
         return self.request("GET", "/server_info")
@@ -172,10 +175,7 @@ class EngineClient:
         return self.request("GET", "/v1/loads", params={"include": "core"})
 
     def abort(self, rid: str | None = None) -> None:
-        """Aborts the request with this id and those whose ids begin so; all without one. Does not wait.
-
-        An id that no request has does nothing.
-        """
+        """Aborts the request with this id and those whose ids begin so; all without one. Does not wait."""
         body = {"abort_all": True} if rid is None else {"rid": rid, "abort_all": False}
         self.request("POST", "/abort_request", body)
 

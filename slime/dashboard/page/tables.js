@@ -7,7 +7,7 @@ const WITHOUT = { engines: "no metrics of engines yet", ledger: "no group was dr
 
 async function showTables() {
   const [found, engines] = await Promise.all([ask("tables"), ask("engines")]), parts = [];
-  for (const run of runs) if (!hidden.has(run.name)) {
+  for (const run of runs) if (!hidden.has(run.name) && found[run.name] && engines[run.name]) { // else it has just come
     parts.push(...enginesOf(run.name, engines[run.name]));
     for (const [title, table] of Object.entries(found[run.name])) {
       parts.push(make("h2", `${run.name}: ${HEADS[title]}`));

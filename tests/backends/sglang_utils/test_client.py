@@ -88,6 +88,13 @@ def test_success_false_is_an_error(client):
         client.weights_checker("compare")
 
 
+@pytest.mark.parametrize("told", [{}, "a page of a proxy", [1]])
+def test_a_version_that_is_not_told_is_an_error_of_the_engine(client, fake_engine, told):
+    fake_engine.answers["model_info"] = told
+    with pytest.raises(EngineError, match=r"/model_info: HTTP 200: found .* \(wanted: a weight_version\)"):
+        client.weight_version()
+
+
 def test_errors_survive_pickling(client):
     with pytest.raises(EngineError) as caught:
         client.pause_generation()
