@@ -33,9 +33,10 @@ def init():
 
 local_start.start_ray(float(sys.argv[2]), init)
 """
-# And with a real one, whose GCS is stopped as soon as it is there.
+# And with a real one, whose GCS is stopped as soon as its port is known: Ray waits for that with the
+# interpreter's lock, so that nobody here can look meanwhile.
 REAL = """
-import os, threading, time
+import glob, os, threading, time
 from slime.processes.reaper import living, start_run_reaper
 from slime.processes.termination import end_on_sigterm
 from slime.ray import local_start
@@ -46,6 +47,8 @@ reaper = start_run_reaper()
 
 def stop():
     while not (found := [pid for pid in living({}, os.getpid()) if name_of(pid) == "gcs_server"]):
+        time.sleep(0.005)
+    while not glob.glob(f"/tmp/ray/session_*_{os.getpid()}/gcs_server_port_*"):
         time.sleep(0.005)
     os.kill(found[0], 19)
     print(found[0], flush=True)
