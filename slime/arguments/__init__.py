@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from slime.arguments.core.errors import UsageError
+from slime.utils.terminal import escaped
 
 if TYPE_CHECKING:
     from slime.arguments.core.group import Rule
@@ -150,7 +151,7 @@ def _look(args: Namespace, mistakes: "Mistakes", show: Callable[[Namespace], Non
 def _one_line(text: str) -> str:
     """Text that fits a line and cannot control the terminal."""
     text = " ".join(line.strip() for line in text.splitlines())
-    text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    text = escaped(text)
     if len(text) <= _LONGEST_LINE:
         return text
     return f"{text[: _LONGEST_LINE // 2]} ... {text[-_LONGEST_LINE // 2 :]}"

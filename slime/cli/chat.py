@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from slime.cli.chat_engine import served
 from slime.cli.chat_model import MAX_TOKENS, ChatFailed, ChatModel
+from slime.utils.terminal import escaped
 
 _INDENT = " " * 7
 
@@ -159,6 +160,4 @@ def _printed(answer: Generator[str, None, str]) -> str:
 
 def harmless(text: str) -> str:
     """The text without what could control the terminal: such characters are shown by their codes."""
-    return "".join(
-        letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text
-    )
+    return escaped(text, kept="\n")

@@ -14,6 +14,7 @@ from slime.arguments.core.errors import UsageError
 from slime.cli.run_dir import control_places
 from slime.config.engines import CONTROL_FILE
 from slime.utils.run_control import Refused, RunControl, control_file
+from slime.utils.terminal import escaped
 
 _ANSWER_TIMEOUT_S = 90.0
 _LOOK_AGAIN_S = 0.5
@@ -30,7 +31,7 @@ def run(words: Sequence[str]) -> int:
     try:
         status: int = asked.do(asked)
     except (Refused, UsageError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {escaped(str(error))}", file=sys.stderr)
         return 1
     return status
 
@@ -81,7 +82,7 @@ def _list(asked: argparse.Namespace) -> int:
         print("  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip())
     for row in rows:
         if row["failure"]:
-            print(f"engine {row['rank']} failed at {_clock(row['failed'])}: {row['failure']}")
+            print(f"engine {row['rank']} failed at {_clock(row['failed'])}: {escaped(row['failure'])}")
     return 0
 
 
@@ -89,10 +90,8 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     kind = "" if row["kind"] == "regular" else row["kind"]
     state, health = row["state"] + (f" ({kind})" if kind else ""), row["health"]
     counts = (_number(row[name]) for name in ("running", "waiting", "tokens_per_second"))
-    return (
-        *(str(row["rank"]), row["model"], state, _clock(row["since"]), health, row["version"]),
-        *(*counts, row["url"]),
-    )
+    texts = (str(row["rank"]), row["model"], state, _clock(row["since"]), health, row["version"])
+    return tuple(map(escaped, (*texts, *counts, row["url"])))
 
 
 def _number(value: float | None) -> str:

@@ -1,7 +1,7 @@
 """What engines hold and do at the moment, as they say themselves; asked by the driver."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
 
@@ -12,33 +12,42 @@ from slime.utils.types import EngineEndpoint
 
 _AT_ONCE = 64  # engines
 _NOT_THERE = 404  # of an older server, which tells no load
-ANSWERS = "answers"
+ANSWERS, NO_ANSWER = "answers", "no answer"
 
 
 def with_loads(rows: Sequence[EngineRow], api_key: str | None, timeout: float) -> list[EngineRow]:
     """The rows with health, requests and speed of those that may answer, all asked side by side.
 
     Args:
-        timeout: seconds for each to answer.
+        timeout: seconds for all of them together: one that sends its answer byte by byte has no more.
     """
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="engine-load") as pool:
-        return list(pool.map(lambda row: _with_load(row, api_key, timeout), rows))
+    clients = {
+        row: EngineClient(EngineEndpoint(row.url, api_key, 1, None), timeout)
+        for row in rows
+        if row.url and row.state != EngineState.DEAD.value
+    }
+    pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="engine-load")
+    try:
+        asked = {row: pool.submit(_with_load, row, client) for row, client in clients.items()}
+        answered = wait(asked.values(), timeout=timeout).done
+        found = {row: one.result(timeout=0) for row, one in asked.items() if one in answered}
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for client in clients.values():  # so that a thread that still reads ends
+            client.close()
+    silent = {row: replace(row, health=row.health or NO_ANSWER) for row in clients}
+    return [found.get(row) or silent.get(row, row) for row in rows]
 
 
-def _with_load(row: EngineRow, api_key: str | None, timeout: float) -> EngineRow:
-    if not row.url or row.state == EngineState.DEAD.value:
-        return row
-    client = EngineClient(EngineEndpoint(row.url, api_key, 1, None), timeout)
+def _with_load(row: EngineRow, client: EngineClient) -> EngineRow:
     try:
         load = client.request("GET", "/v1/loads", params={"include": "core"})
         return replace(row, health=row.health or ANSWERS, **_counts(load))
     except EngineError as error:
-        found = "no answer" if error.status is None else f"HTTP {error.status}"
+        found = NO_ANSWER if error.status is None else f"HTTP {error.status}"
         return replace(row, health=row.health or (ANSWERS if error.status == _NOT_THERE else found))
     except (KeyError, TypeError, ValueError, OverflowError):  # an answer of another form
         return replace(row, health=row.health or ANSWERS)
-    finally:
-        client.close()
 
 
 def _counts(load: Any) -> dict[str, Any]:

@@ -201,6 +201,22 @@ def test_what_a_server_said_before_it_died_is_text(page) -> None:
     assert page.evaluate("document.title") == "slime" and page.problems == []
 
 
+def test_a_run_that_comes_between_two_questions_is_shown_at_the_next_look(page) -> None:
+    open_page(page, "#view=engines")
+    page.until("document.querySelector('table.engines')")
+    page.evaluate("Object.defineProperty(document, 'hidden', {value: true})")  # it does not look by itself
+    page.evaluate(
+        "(() => { const real = window.fetch; window.left = 1; window.fetch = async (path) => "
+        "path === 'api/engines' && window.left-- > 0 ? new Response('{}') : real(path); })()"
+    )
+    page.evaluate("refresh()")
+    assert page.evaluate("window.left") == 0 and page.text("#state").startswith("as of ")
+    assert page.evaluate("document.querySelectorAll('#tables table').length") == 0
+    page.evaluate("refresh()")
+    assert page.evaluate("document.querySelectorAll('table.engines tbody tr').length") == 4
+    assert page.problems == []
+
+
 @pytest.mark.parametrize("view", ["curves", "samples", "engines", "time"])
 def test_nothing_sticks_out_of_a_phone_and_text_can_be_read_in_the_dark(page, view: str) -> None:
     page.look(390, 844, "dark")

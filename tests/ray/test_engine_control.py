@@ -174,6 +174,18 @@ def test_the_command_lists_and_drains_as_printed(run_dir: Path, rollout: Rollout
     assert json.loads(capsys.readouterr().out.splitlines()[0])["url"] == "http://engine0"
 
 
+def test_what_an_engine_said_cannot_control_the_terminal(run_dir: Path, rollout: Rollout, capsys) -> None:
+    said = "\x1b]0;title\x07\x9b2J\nengine 9 serves"
+    texts = dict.fromkeys(("model", "kind", "state", "url", "version", "health", "failure"), said)
+    rollout.rows = [EngineRow(rank=0, failed=1e9, **texts)]
+    assert main(["engines", "list", str(run_dir)]) == 0
+    told = capsys.readouterr().out
+    assert told.count("\\x1b]0;title\\x07\\x9b2J\\nengine 9 serves") == 7
+    assert told.replace("\n", "").isprintable() and len(told.splitlines()) == 3
+    assert main(["engines", "list", str(run_dir), "--json"]) == 0
+    assert json.loads(told := capsys.readouterr().out)["failure"] == said and told.count("\n") == 1
+
+
 def test_the_command_adds_and_waits_until_they_serve(run_dir: Path, rollout: Rollout, capsys) -> None:
     rollout.starts = ["starting", "ready, joins with the next update", "serving"]
     assert main(["engines", "add", str(run_dir), "1", "--model", "default", "--wait", "60"]) == 0

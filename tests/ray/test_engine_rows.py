@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,6 +149,29 @@ def test_engines_are_asked_for_their_requests_side_by_side_and_none_ends_the_oth
     assert [one.running for one in found] == [1, *[None] * 6, 1, None, None]
     assert (hung.health, hung.running) == ("no answer", None)
     assert [one.rank for one in found] == list(range(10)) and set(keys) == {"Bearer k"}
+
+
+def _trickle(server: socket.socket, gone: threading.Event) -> None:
+    """Answers the first request byte by byte, until nobody reads it any more."""
+    client, _ = server.accept()
+    with client:
+        try:
+            client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+            while not gone.wait(0.01):
+                client.sendall(b" ")
+        except OSError:
+            gone.set()
+
+
+def test_an_engine_that_answers_byte_by_byte_keeps_nobody_waiting() -> None:
+    gone = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=_trickle, args=(server, gone), daemon=True).start()
+        asked = [row(0, f"http://127.0.0.1:{server.getsockname()[1]}"), row(1, "", state="starting")]
+        found = with_loads(asked, "k", 0.3)
+        assert [one.health for one in found] == ["no answer", ""]
+        assert gone.wait(60), "it is still read"
+    wait_until(lambda: not [one for one in threading.enumerate() if one.name.startswith("engine-load")])
 
 
 def test_the_last_rows_are_kept_and_a_side_that_is_lost_leaves_them(
