@@ -118,6 +118,11 @@ class MetricsFile:
             points = sorted(self._columns.get(name, {}).items())
         return list(thinned(points, MAX_POINTS))
 
+    def columns(self, names: Sequence[str]) -> list[dict[int, float | None]]:
+        """Returns the whole curve of each name, by steps; empty for one that is not known."""
+        with self._lock:
+            return [dict(self._columns.get(name, {})) for name in names]
+
     def table(self, names: Sequence[re.Pattern[str]], rows: int) -> dict[str, Any]:
         """Returns the last rows of the metrics that match one of ``names``, in their order.
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slime.dashboard.books import COLUMNS, told_of
 from slime.dashboard.engines import Engines
 from slime.dashboard.metrics import MetricsFile
 from slime.dashboard.recordings import Recordings
@@ -77,6 +78,10 @@ class Run:
     def tables(self) -> dict[str, Any]:
         """Returns what the last steps say of engines, and of groups that were not trained."""
         return {title: self.metrics.table(names, _ROWS) for title, names in _TABLES.items()}
+
+    def ledger(self) -> dict[str, Any]:
+        """Returns the books on groups of samples, after each rollout."""
+        return told_of(self.metrics.columns(COLUMNS), _ROWS)
 
 
 def _told(alert: Alert) -> dict[str, Any]:

@@ -25,7 +25,16 @@ from slime.dashboard.run import Run
 from slime.utils.same_site import FOREIGN, is_foreign
 
 _PAGE = Path(__file__).parent / "page"
-_SCRIPTS = ("page.js", "alerts.js", "samples.js", "engines.js", "tables.js", "lanes.js", "views.js")
+_SCRIPTS = (
+    "page.js",
+    "alerts.js",
+    "samples.js",
+    "engines.js",
+    "books.js",
+    "tables.js",
+    "lanes.js",
+    "views.js",
+)
 _FILES = {
     "": "index.html",
     **{name: name for name in (*_SCRIPTS, "page.css", "uPlot.iife.min.js", "uPlot.min.css")},
@@ -70,6 +79,9 @@ class _Shown:
 
     def tables(self, request: Request) -> Any:
         return {run.name: run.tables() for run in self._runs.values()}
+
+    def ledger(self, request: Request) -> Any:
+        return {run.name: run.ledger() for run in self._runs.values()}
 
     def engines(self, request: Request) -> Any:
         # Side by side: one that hangs does not answer for seconds.
@@ -122,7 +134,7 @@ def dashboard(runs: Sequence[Run], key: str, host: str) -> Starlette:
     """
     shown = _Shown(runs)
     answers = (
-        *(shown.runs, shown.curves, shown.seconds, shown.tables, shown.engines),
+        *(shown.runs, shown.curves, shown.seconds, shown.tables, shown.ledger, shown.engines),
         *(shown.recordings, shown.samples, shown.sample, shown.traces, shown.trace),
     )
     routes = [Route(f"/{{key}}/{path}", _file(name)) for path, name in _FILES.items()]

@@ -83,6 +83,10 @@ def _missing(engines: float, series: Series) -> str | None:
     return f"{engines:.0f} died and got no successor yet" if engines > 0 else None
 
 
+def _unbalanced(groups: float, series: Series) -> str | None:
+    return f"{groups:.0f} groups of samples have no place, or more than one" if groups else None
+
+
 def _stale(bound: int, age: float, series: Series) -> str | None:
     if age < bound:
         return None
@@ -159,6 +163,13 @@ RULES = (
         "in each group: look at the masks and advantages of samples.",
         _no_gradient,
         rows=3,
+    ),
+    Rule(
+        "books do not balance",
+        "rollout/ledger/unbalanced",
+        "Samples are lost or trained twice: look at your own code that takes groups, hands them back or "
+        "keeps them (--data-source-path, --rollout-function-path, --buffer-filter-path).",
+        _unbalanced,
     ),
     Rule("engine died", "fleet/<model>/replaced", _LOOK_AT_LOGS, _replaced),
     Rule("engine missing", "fleet/<model>/missing", _LOOK_AT_LOGS, _missing),

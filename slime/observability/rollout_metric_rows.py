@@ -139,6 +139,15 @@ ROLLOUTS = (
         "tokens of right answers",
         "above 0",
     ),
+    Metric(
+        "rollout/ledger/{issued,trained,filtered,dropped,buffered,leased}",
+        "groups of samples by where they are, since the start of the run; "
+        "[issued is the sum of the others](decisions/ledger.md)",
+        "groups",
+        COUNT,
+        "",
+    ),
+    Metric("rollout/ledger/unbalanced", "lost, from nowhere, or with a second fate", "groups", COUNT, "0"),
     Metric("rollout/dropped/<reason>", "taken or generated for nothing", "groups", COUNT, "absent, or few"),
     Metric(
         "rollout/dynamic_filter/drop_<reason>",

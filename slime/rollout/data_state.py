@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from slime.rollout.ledger import ledger_metrics
 from slime.utils.numpy_data import load_plain
 from slime.utils.plain_file import NotPlainError, place, write_plain
 from slime.utils.types import Sample
@@ -23,9 +24,9 @@ def state_now(source: Any) -> DataState | None:
 
 
 def data_metrics(source: Any) -> dict[str, int]:
-    """What a data source of ours says about its prompts."""
+    """What a data source of ours says about its prompts, and its books."""
     metrics = getattr(source, "data_metrics", None)
-    return metrics() if metrics else {}
+    return (metrics() if metrics else {}) | ledger_metrics(source)
 
 
 def state_path(directory: str, rollout_id: int) -> Path:

@@ -65,9 +65,21 @@ class Ledger:
     @property
     def balanced(self) -> bool:
         """Whether every group that was issued has exactly one place."""
+        return self.unbalanced == 0
+
+    @property
+    def unbalanced(self) -> int:
+        """Counts the groups without exactly one place."""
         with self.lock:
             places = self.trained + self.filtered + self.dropped.total() + self.buffered + self.leased
-            return self.issued == places and min(self.buffered, self.leased - len(self.records)) >= 0
+            too_few = max(0, -self.buffered) + max(0, len(self.records) - self.leased)
+            return abs(self.issued - places) + too_few
+
+    def accounts(self) -> dict[str, int]:
+        """Returns the groups of each account, and ``unbalanced``."""
+        with self.lock:
+            counts = self.to_dict() | {"dropped": self.dropped.total(), "unbalanced": self.unbalanced}
+        return counts
 
     def issue(self, groups: int) -> None:
         """Groups are given out for the first time."""
@@ -261,10 +273,26 @@ class RolloutAccount:
 
     @property
     def _promised(self) -> bool:
-        return bool(vars(type(self._source)).get("keeps_books"))
+        return _promises(self._source)
 
     def _count_vanished(self) -> int:
         return self._ledger.buffered - self._source.get_buffer_length() if self._promised else 0
+
+
+def ledger_metrics(source: Any) -> dict[str, int]:
+    """Returns ``rollout/ledger/<account>`` of a data source; nothing of one without, or not yet used."""
+    ledger = getattr(source, "ledger", None)
+    if not isinstance(ledger, Ledger) or not ledger.issued:
+        return {}
+    with ledger.lock:
+        counts = ledger.accounts()
+        if _promises(source):
+            counts["unbalanced"] += abs(ledger.buffered - source.get_buffer_length())
+    return {f"rollout/ledger/{account}": groups for account, groups in counts.items()}
+
+
+def _promises(source: Any) -> bool:
+    return bool(vars(type(source)).get("keeps_books"))
 
 
 def _name(group: list[Any]) -> str:

@@ -49,6 +49,7 @@ def _write_metrics(writer: JsonlWriter, rollout: int) -> None:
     lengths = {f"rollout/response_len/{name}": length for name in ("mean", "median", "max", "min")}
     fleet = {"fleet/default/engines": 2 - (rollout == DIED), "fleet/default/replaced": int(rollout > DIED)}
     dropped = {"rollout/dropped/aborted": 3} if rollout % 20 == 7 else {}
+    dropped |= {f"rollout/ledger/{account}": groups for account, groups in books_after(rollout).items()}
     writer.write(
         "rollout",
         rollout,
@@ -59,6 +60,13 @@ def _write_metrics(writer: JsonlWriter, rollout: int) -> None:
     writer.write("train", rollout, {**trained, "train/train_rollout_logprob_abs_diff": 1e-3 + wave / 100})
     times = {"perf/rollout_time": 4.0, "perf/train_time": 4.0, "perf/log_probs_time": 1.0}
     writer.write("rollout", rollout, {**times, "perf/step_time": 10.0, "perf/wait_time_ratio": 0.4})
+
+
+def books_after(rollout: int) -> dict[str, int]:
+    """Returns the books: each rollout trains 8 groups, some filter or drop others, and some groups go on."""
+    places = {"trained": 8 * (rollout + 1), "filtered": rollout // 3, "dropped": 3 * ((rollout + 13) // 20)}
+    places |= {"buffered": rollout % 4, "leased": 2 + rollout % 3}
+    return {"issued": sum(places.values()), **places, "unbalanced": 0}
 
 
 def _write_engines(file: Path) -> None:

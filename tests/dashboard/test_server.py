@@ -38,7 +38,7 @@ def test_the_page_loads_only_what_is_served(client) -> None:
     page = client.get("/secret/")
     assert page.status_code == 200 and "default-src 'self'" in page.headers["Content-Security-Policy"]
     named = re.findall(r'(?:src|href)="([^"]+)"', page.text)
-    assert len(named) == 11
+    assert len(named) == 12
     for name in named:
         if name != "data:,":
             assert client.get(f"/secret/{name}").status_code == 200, name

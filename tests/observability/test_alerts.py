@@ -106,6 +106,7 @@ def test_what_is_usual_of_a_run_is_no_fault(name: str, values: list[float]) -> N
         ("train/grad_norm", 0.3, 0.0, "no gradient", 3),
         ("train/ppo_kl", 0.01, -0.9, "policy moves too far", 1),
         ("fleet/default/replaced", 0, 1, "engine died", 1),
+        ("rollout/ledger/unbalanced", 0, 1, "books do not balance", 1),
     ],
 )
 def test_a_fault_is_told_after_its_rows(name: str, good: float, bad: float, rule: str, rows: int) -> None:

@@ -194,7 +194,8 @@ def test_a_recording_changes_no_books(flags: dict[str, Any]) -> None:
 def test_what_is_to_be_said_about_the_data_is_passed_on(flags: dict[str, Any]) -> None:
     booked = RolloutManager(config_with(**{**flags, "data_source_path": f"{__name__}.Booked"}), [], 0)  # type: ignore[arg-type]
     assert booked.notices() == ["3 of 13 prompts are too long"]
-    assert data_metrics(booked._data_source) == {"rollout/dropped/prompts_too_long": 3}
+    told = data_metrics(booked._data_source)
+    assert told["rollout/dropped/prompts_too_long"] == 3 and told["rollout/ledger/trained"] == 4
     silent = RolloutManager(config_with(**flags), [], 0)  # type: ignore[arg-type]
     assert (silent.notices(), data_metrics(silent._data_source)) == ([], {})
 

@@ -6,7 +6,7 @@ import pytest
 from slime.rollout.base_types import RolloutError
 from slime.rollout.data_source import RolloutDataSource, RolloutDataSourceWithBuffer
 from slime.rollout.data_state import read_state, state_path
-from slime.rollout.ledger import Ledger, LedgerError, RolloutAccount
+from slime.rollout.ledger import Ledger, LedgerError, RolloutAccount, ledger_metrics
 from slime.utils.types import Sample
 from tests.rollout import plugins
 
@@ -271,6 +271,37 @@ def test_books_that_do_not_balance_are_told_where_a_source_promises_that_they_do
     other = plugins.OwnBuffer(source.args)
     other.ledger.issued += 1
     RolloutAccount(other).close()
+
+
+def told(source):
+    return {name.removeprefix("rollout/ledger/"): count for name, count in ledger_metrics(source).items()}
+
+
+def test_accounts_are_metrics_that_go_on_after_a_restart(source):
+    assert told(source) == {} == ledger_metrics(object())
+    account = RolloutAccount(source)
+    groups = account.take(6)
+    account.train(groups[0])
+    account.filter(groups[1])
+    account.drop(groups[2], "too_old")
+    account.drop(groups[3], "split")
+    account.give_back(groups[4:5])
+    counts = {"issued": 6, "trained": 1, "filtered": 1, "dropped": 2, "buffered": 1, "leased": 1}
+    assert told(source) == {**counts, "unbalanced": 0}
+    assert told(restarted(source)) == {**counts, "buffered": 2, "leased": 0, "unbalanced": 0}
+
+
+def test_groups_that_vanish_are_told_while_an_account_is_open(source):
+    account = RolloutAccount(source)
+    account.give_back(account.take(3))
+    source.buffer.pop()
+    assert told(source)["unbalanced"] == 1
+    source.buffer.clear()
+    source.ledger.issued += 4
+    assert told(source)["unbalanced"] == 7
+    other = plugins.OwnBuffer(source.args)  # which does not promise to keep its books
+    other.add_samples(other.get_samples(2))
+    assert told(other)["unbalanced"] == 0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ function faultOf(run, index, { metric, step }) {
   curve.title = metric;
   curve.onclick = () => { show("curves"); chooseOnly(metric); };
   head.append(swatch, name, when, found, curve);
-  if (metric.startsWith("rollout/")) head.append(sampleButton(run, step));
+  if (metric.startsWith("rollout/ledger/")) head.append(ledgerButton());
+  else if (metric.startsWith("rollout/")) head.append(sampleButton(run, step));
   if (metric.startsWith("perf/")) head.append(timeButton(run, step));
   row.append(head, advice);
   return { row, name, when, found, advice };
@@ -20,6 +21,12 @@ function faultOf(run, index, { metric, step }) {
 function sampleButton(run, step) {
   const button = make("button", "samples", { type: "button", title: `samples of rollout ${step}` });
   button.onclick = () => { look({ run, step, sample: undefined, from: undefined }); show("samples"); };
+  return button;
+}
+
+function ledgerButton() {
+  const button = make("button", "ledger", { type: "button", title: "where each group of samples is" });
+  button.onclick = () => show("engines");
   return button;
 }
 

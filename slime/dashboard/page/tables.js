@@ -2,20 +2,19 @@
 // Engines and ledger of each run: now, the last steps in rows, and sums of the whole run.
 
 const SUMMED = { engines: false, ledger: true };
-const HEADS = { engines: "engines by step", ledger: "ledger" };
+const HEADS = { engines: "engines by step", ledger: "groups for nothing, by reason" };
 const WITHOUT = { engines: "no metrics of engines yet", ledger: "no group was dropped, given up or left ungraded" };
 
 async function showTables() {
-  const [found, engines] = await Promise.all([ask("tables"), ask("engines")]), parts = [];
-  for (const run of runs) if (!hidden.has(run.name) && found[run.name] && engines[run.name]) { // else it has just come
-    parts.push(...enginesOf(run.name, engines[run.name]));
-    for (const [title, table] of Object.entries(found[run.name])) {
-      parts.push(make("h2", `${run.name}: ${HEADS[title]}`));
-      parts.push(table.names.length ? tableOf(table, SUMMED[title]) : make("p", WITHOUT[title], { className: "dim" }));
-    }
+  const [found, engines, ledgers] = await Promise.all([ask("tables"), ask("engines"), ask("ledger")]), parts = [];
+  const shown = runs.map(({ name }) => name).filter((name) => !hidden.has(name) && found[name] && engines[name] && ledgers[name]); // others have just come
+  for (const name of shown) {
+    const part = (title) => [make("h2", `${name}: ${HEADS[title]}`), found[name][title].names.length ? tableOf(found[name][title], SUMMED[title]) : make("p", WITHOUT[title], { className: "dim" })];
+    parts.push(...enginesOf(name, engines[name]), ...booksOf(name, ledgers[name]), ...part("ledger"), ...part("engines"));
   }
   if (element("tables").contains(document.activeElement)) return; // somebody is reading it
   element("tables").replaceChildren(...parts);
+  for (const name of shown) drawBooks(name, ledgers[name]);
 }
 
 function tableOf({ names, totals, rows }, isSummed) {

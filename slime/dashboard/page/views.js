@@ -74,7 +74,7 @@ Object.entries(TITLES).forEach(([name, title], index) => {
 });
 element("filter").oninput = showMetrics;
 addEventListener("keydown", press);
-addEventListener("resize", () => charts.forEach(({ figure, plot }) => plot?.setSize({ width: figure.clientWidth - 18, height: 220 })));
+addEventListener("resize", () => [...charts.values(), ...books.values()].forEach(({ figure, plot }) => figure.isConnected && plot?.setSize({ width: figure.clientWidth - 18, height: 220 })));
 readAddress();
 show(view);
 keepRefreshing();
