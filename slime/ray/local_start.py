@@ -7,7 +7,8 @@ A raylet ends when its agents are not up after 20 seconds, which nothing can cha
 that import much. The second time their files are in memory. Where much else runs it is a matter of luck, and
 is tried until ``--cluster-timeout`` has passed.
 
-Where a process is stopped or hangs no call of Ray's returns in time: `start_watch` ends the run then.
+Where a process is stopped or hangs no call of Ray's returns in time: `start_watch` ends the run then. It is
+a thread, so the port of the GCS, for which Ray waits with the interpreter's lock, is waited for here first.
 """
 
 import logging
@@ -15,10 +16,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import services
+from ray._private import node, services
 from ray._private.node import Node
 
 from slime.processes.reaper import Known, living, reap
@@ -34,6 +36,10 @@ _MAX_TRIES = 6
 _BUSY = 2.0  # processes that want to run, per CPU
 _LONGEST_REASON = 300  # characters
 _LOOK_INTERVAL = 0.5  # seconds
+_PORT_INTERVAL = 0.1  # seconds between two looks for the port of the GCS
+_MISSED = 5  # looks: one that has just been forked has no name yet
+_PORT_GRACE_MS = 1000
+"""For Ray to read it, or to say that it is not there."""
 _GRACE = 30.0  # seconds beyond a try's own, in which Ray may say itself what is wrong
 
 
@@ -79,7 +85,7 @@ def _start_once(timeout: float, init: Callable[[], object], logs_are_shown: bool
     """Calls ``init``; if it fails, ends what it has started."""
     before = living({}, os.getpid())
     try:
-        with _patient(timeout), _without_idle_processes(logs_are_shown):
+        with _patient(timeout), _letting_others_look(), _without_idle_processes(logs_are_shown):
             init()
     except Exception:
         _end_what_was_started(before)
@@ -110,7 +116,7 @@ def _patient(timeout: float) -> Iterator[None]:
             try:
                 return get_node(*arguments, **options)
             except RuntimeError as error:  # it has not registered yet
-                if not _raylet_lives():
+                if not _lives("raylet"):
                     raise _GivenUp("its raylet has ended, see raylet.err in Ray's logs") from error
                 if time.monotonic() > deadline:
                     raise _GivenUp(f"its raylet is not up after {timeout:g} s") from error
@@ -121,6 +127,28 @@ def _patient(timeout: float) -> Iterator[None]:
         yield
     finally:
         services.get_node = get_node
+
+
+@contextmanager
+def _letting_others_look() -> Iterator[None]:
+    """Within, Ray waits for the port of its GCS while other threads run, and no longer than that lives."""
+    wait = node.wait_for_persisted_port
+
+    def wait_for_port(directory: str, node_id: str, port_name: str, timeout_ms: int) -> int:
+        file = Path(directory) / node.get_port_filename(node_id, port_name)
+        deadline, missed = time.monotonic() + timeout_ms / 1000, 0
+        while not file.exists() and time.monotonic() < deadline:
+            missed = 0 if _lives("gcs_server") else missed + 1
+            if missed == _MISSED:
+                raise _GivenUp("its GCS has ended, see gcs_server.err in Ray's logs")
+            time.sleep(_PORT_INTERVAL)
+        return int(wait(directory, node_id, port_name, timeout_ms=_PORT_GRACE_MS))
+
+    node.wait_for_persisted_port = wait_for_port
+    try:
+        yield
+    finally:
+        node.wait_for_persisted_port = wait
 
 
 @contextmanager
@@ -137,9 +165,9 @@ def _without_idle_processes(logs_are_shown: bool) -> Iterator[None]:
             setattr(Node, name, start)
 
 
-def _raylet_lives() -> bool:
-    """A zombie has no command line."""
-    return any(name_of(pid) == "raylet" for pid in living({}, os.getpid()))
+def _lives(name: str) -> bool:
+    """Whether a process below this one has this name; a zombie has no command line."""
+    return any(name_of(pid) == name for pid in living({}, os.getpid()))
 
 
 def _end_what_was_started(before: Known) -> None:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ray._private import services
+from ray._private import node, services
 from ray._private.node import Node
 
 from slime.processes.reaper import living
@@ -16,6 +16,7 @@ from slime.ray import local_start
 from slime.ray.local_start import RayNotStarted, start_ray
 
 ROOT = Path(__file__).parents[2]
+NODE = "ab" * 28
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +86,7 @@ def test_a_raylet_that_is_slow_has_the_whole_time_and_a_dead_one_has_none(
 
     monkeypatch.setattr(local_start, "_LOOK_INTERVAL", 0.01)
     monkeypatch.setattr(services, "get_node", get_node)
-    monkeypatch.setattr(local_start, "_raylet_lives", lambda: True)
+    monkeypatch.setattr(local_start, "_lives", lambda name: True)
     found: list[object] = []
     start_ray(60.0, lambda: found.append(services.get_node("gcs", "node")))
     assert found == [{"node": 1}]
@@ -94,10 +95,45 @@ def test_a_raylet_that_is_slow_has_the_whole_time_and_a_dead_one_has_none(
     answers = iter([RuntimeError("no such node")] * 4)
     with pytest.raises(RayNotStarted, match=r"its raylet is not up after 0 s"):
         start_ray(0.0, lambda: services.get_node("gcs", "node"))
-    monkeypatch.setattr(local_start, "_raylet_lives", lambda: False)
+    monkeypatch.setattr(local_start, "_lives", lambda name: False)
     answers = iter([RuntimeError("no such node")] * 2)
     with pytest.raises(RayNotStarted, match="its raylet has ended"):
         start_ray(60.0, lambda: services.get_node("gcs", "node"))
+
+
+def test_a_port_of_the_gcs_is_waited_for_while_others_run_and_only_as_long_as_that_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[tuple[object, ...]] = []
+
+    def read_port(*words: object, timeout_ms: int) -> int:
+        read.append((*words, (tmp_path / f"gcs_server_port_{NODE}").exists(), timeout_ms))
+        return 4711
+
+    def lives(name: str) -> bool:
+        looks.append(name)
+        if len(looks) == 3:
+            (tmp_path / f"gcs_server_port_{NODE}").touch()
+        return len(looks) > 1
+
+    def start() -> None:
+        found.append(node.wait_for_persisted_port(str(tmp_path), NODE, "gcs_server_port", timeout_ms=60000))
+
+    looks: list[str] = []
+    found: list[int] = []
+    monkeypatch.setattr(local_start, "_PORT_INTERVAL", 0.0)
+    monkeypatch.setattr(node, "wait_for_persisted_port", read_port)
+    monkeypatch.setattr(local_start, "_lives", lives)
+    start_ray(60.0, start)
+    assert found == [4711] and looks == ["gcs_server"] * 3
+    assert read == [(str(tmp_path), NODE, "gcs_server_port", True, 1000)]
+    assert node.wait_for_persisted_port is read_port
+
+    (tmp_path / f"gcs_server_port_{NODE}").unlink()
+    monkeypatch.setattr(local_start, "_lives", lambda name: False)
+    with pytest.raises(RayNotStarted, match="its GCS has ended"):
+        start_ray(60.0, start)
+    assert len(read) == 1
 
 
 @pytest.mark.parametrize("logs_are_shown", [False, True])

@@ -33,27 +33,32 @@ def init():
 
 local_start.start_ray(float(sys.argv[2]), init)
 """
-# And with a real one, whose GCS is stopped as soon as its port is known: Ray waits for that with the
-# interpreter's lock, so that nobody here can look meanwhile.
+# And with a real one, whose GCS is stopped as soon as it is there, or once its port is known.
 REAL = """
-import glob, os, threading, time
-from slime.processes.reaper import living, start_run_reaper
+import glob, os, sys, threading, time
+from ray._private import services
+from slime.processes.reaper import start_run_reaper
 from slime.processes.termination import end_on_sigterm
 from slime.ray import local_start
-from slime.ray.start_watch import name_of
 
 end_on_sigterm()
 reaper = start_run_reaper()
+start_gcs = services.start_gcs_server
 
-def stop():
-    while not (found := [pid for pid in living({}, os.getpid()) if name_of(pid) == "gcs_server"]):
+def stop(pid, at):
+    while at == "port" and not glob.glob(f"/tmp/ray/session_*_{os.getpid()}/gcs_server_port_*"):
         time.sleep(0.005)
-    while not glob.glob(f"/tmp/ray/session_*_{os.getpid()}/gcs_server_port_*"):
-        time.sleep(0.005)
-    os.kill(found[0], 19)
-    print(found[0], flush=True)
+    os.kill(pid, 19)
+    print(pid, flush=True)
 
-threading.Thread(target=stop, daemon=True).start()
+def start_and_stop(*words, **options):
+    started = start_gcs(*words, **options)
+    stopping = threading.Thread(target=stop, args=(started.process.pid, sys.argv[1]), daemon=True)
+    stopping.start()
+    stopping.join(None if sys.argv[1] == "start" else 0)
+    return started
+
+services.start_gcs_server = start_and_stop
 local_start.start_ray(120.0, lambda: local_start.ray.init(address="local", include_dashboard=False))
 """
 
@@ -110,8 +115,9 @@ def test_a_start_that_hangs_says_which_processes_there_are(server: str) -> None:
 
 
 @pytest.mark.cluster
-def test_a_gcs_that_is_stopped_while_ray_starts_ends_the_run_in_seconds() -> None:
-    pid, line = end_of(REAL)
+@pytest.mark.parametrize("at", ["start", "port"])
+def test_a_gcs_that_is_stopped_while_ray_starts_ends_the_run_in_seconds(at: str) -> None:
+    pid, line = end_of(REAL, at)
     assert line.startswith(
         f"error: Ray does not start on this machine: gcs_server (process {pid}) is stopped"
     )
