@@ -79,7 +79,7 @@ DONE = {
     "router/serving.py: until_first: task.result": "a task that has ended",
     "training/conversion.py: split_train_data_by_dp: select": "rows of a batch",
     "weight_sync/floor.py: loopback_speed: server.accept": "the connection was made on the line before",
-    "weight_sync/transports/engine_group.py: await_answers: answer.result": "after wait",
+    "weight_sync/transports/engine_group.py: failure_of: one.exception": "after done()",
     "weight_sync/transports/engine_group.py: join_engines: joined.result": "after wait",
 }
 # The socket, the group or what runs at the other end has the limit.
@@ -109,7 +109,6 @@ OTHER_END = {
     "backends/embedded_engine/rank_messages.py: receive: works.pop(0).wait": "the group's",
     "backends/embedded_engine/weight_groups.py: begin_receiving: ranks[one.rank].recv": "does not wait",
     "weight_sync/transports/shard_group.py: _give_up: wait": "5 s",
-    "weight_sync/transports/shard_group.py: _give_up: one.exception": "after wait",
     "weight_sync/transports/shard_group.py: _await_all: works[0].wait": "the group's",
     "weight_sync/transports/engine_group.py: _abandon: work.wait": "the group's",
     "weight_sync/transports/broadcast.py: _settle: under_way.result": "the clients' timeout, and the group's",

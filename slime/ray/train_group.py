@@ -20,7 +20,7 @@ from slime.ray.policy_side import PolicySide
 from slime.ray.process_watch import ProcessStopped, ProcessWatch
 from slime.ray.rank_processes import RankProcesses
 from slime.ray.rollout_group import RolloutGroup
-from slime.ray.waiting import DeadlineExceeded, ProcessDied, wait_all
+from slime.ray.waiting import DeadlineExceeded, ProcessDied, pause_before, wait_all
 from slime.ray.whole_checkpoint import resumed_from_newest, whole_checkpoint
 from slime.training.optimizer_schedule import steps_of_rollouts
 from slime.utils.types import EngineEndpoint
@@ -30,7 +30,7 @@ from slime.weight_sync.report import of_all_ranks
 logger = logging.getLogger(__name__)
 
 _SPANS_TIMEOUT = 5.0  # seconds at the end of a run
-_UPDATE_ATTEMPTS = 5  # at one weight update, of which each that fails has lost an engine
+_ATTEMPTS = 5  # at one weight update, of which each that fails has lost an engine
 _NO_ANSWER = "no answer"  # of an engine, by `EngineError` and transports
 
 Engines = tuple[list[EngineEndpoint], int]
@@ -225,7 +225,7 @@ class RayTrainGroup:
             if self._config.weight_sync.publish_weights:
                 self._send_weights(engines)
             return
-        for attempt in range(_UPDATE_ATTEMPTS, 0, -1):
+        for attempt in range(_ATTEMPTS, 0, -1):
             try:
                 version = self._send_weights(engines)
                 break
@@ -249,9 +249,9 @@ class RayTrainGroup:
             raise error
         told = str(error).splitlines()[-1]
         if not left:
-            often = f"the weight update failed {_UPDATE_ATTEMPTS} times in a row"
-            raise UpdateFailed(f"{often}: {told}") from error
+            raise UpdateFailed(f"the weight update failed {_ATTEMPTS} times in a row: {told}") from error
         logger.warning("the weight update begins again: %s", told)
+        pause_before(_ATTEMPTS - left if found == engines else 0)  # nobody was started meanwhile
         return found
 
     def _prove_policy(self, adapters: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ _IN_CONSTRUCTOR = "raised in its creation task"
 # What a collective says whose peer has ended.
 _LOST_PEER = re.compile(r"connection (closed|reset)|broken pipe|gloo|nccl|remote process exited", re.I)
 
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 4.0  # seconds
 _LOOK_INTERVAL = 1.5  # seconds
 _DEATH_NOTICE = 5.0  # seconds that Ray may tell of a rank's end after its peers do
 
@@ -111,3 +112,13 @@ def _exit_detail(error: ray.exceptions.RayActorError) -> str:
 def wait_one(ref: ObjectRef, what: str, timeout: float, meanwhile: Callable[[], None] | None = None) -> Any:
     """The result of one call; see ``wait_all``."""
     return wait_all([ref], what, timeout, meanwhile)[0]
+
+
+def pause_before(repeat: int) -> None:
+    """Leaves what has failed time to recover: half a second before the first repeat, each time twice as long.
+
+    Args:
+        repeat: from 1 on; the pause of the fourth, 4 seconds, is that of later ones too. None for 0.
+    """
+    if repeat:
+        time.sleep(min(_FIRST_PAUSE * 2 ** (repeat - 1), _LONGEST_PAUSE))

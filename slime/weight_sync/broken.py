@@ -1,6 +1,7 @@
 """What a process group says of itself whose connections have ended."""
 
 import re
+from collections.abc import Sequence
 
 # Of gloo and NCCL, as trainers and engines tell it. Nothing of it is said where an engine refuses weights.
 _ENDED = re.compile(
@@ -17,8 +18,13 @@ class GroupBroken(RuntimeError):
     """
 
     @classmethod
-    def of(cls, group: str, reason: Exception) -> "GroupBroken":
-        return cls(f"weight group {group}: {GROUP_BROKE}: {reason}")
+    def of(cls, group: str, reason: Exception, members: Sequence[str] = ()) -> "GroupBroken":
+        """
+        Args:
+            members: all that say so.
+        """
+        others = f" (so say {', '.join(members)})" if len(members) > 1 else ""
+        return cls(f"weight group {group}: {GROUP_BROKE}: {reason}{others}")
 
 
 def of_broken_group(error: Exception) -> bool:

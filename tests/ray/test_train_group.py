@@ -11,7 +11,7 @@ import ray
 from slime.observability.run_log import RunLog
 from slime.observability.spans import Span
 from slime.observability.tracking import Tracker
-from slime.ray import train_group
+from slime.ray import train_group, waiting
 from slime.ray.losses import RanksLost, UpdateFailed
 from slime.ray.train_group import RayTrainGroup
 from slime.ray.waiting import DeadlineExceeded, ProcessDied
@@ -179,8 +179,9 @@ def engines_in_turn(group, *numbers):
         ([CUT], [1, 1]),  # it can be reached again
     ],
 )
-def test_an_update_begins_again_as_long_as_engines_are_lost(started, failures, numbers):
+def test_an_update_begins_again_as_long_as_engines_are_lost(started, monkeypatch, failures, numbers):
     group, _ = started(0, use_fault_tolerance=True)
+    monkeypatch.setattr(waiting.time, "sleep", lambda seconds: None)
     engines_in_turn(group, *numbers)
     trainer = group._actors[0]
     trainer.update_weights.remote.side_effect = [*map(task_error, failures), (3, SyncReport())]
@@ -189,6 +190,19 @@ def test_an_update_begins_again_as_long_as_engines_are_lost(started, failures, n
     suspicious = [call.kwargs for call in group._rollout.updatable_engines.call_args_list]
     assert suspicious == [{}, *[{"suspicious": True}] * len(failures)]
     group._rollout.weights_updated.assert_called_once_with(3)
+
+
+def test_an_update_whose_engines_are_the_same_is_begun_again_later_each_time(started, monkeypatch):
+    """Whoever has cut them off may do so for a while; one that was replaced has taken its time."""
+    group, _ = started(0, use_fault_tolerance=True)
+    engines_in_turn(group, 1, 1, 1, 2, 2)
+    group._actors[0].update_weights.remote.side_effect = [*map(task_error, [CUT] * 4), (3, SyncReport())]
+    pauses = []
+    monkeypatch.setattr(waiting.time, "sleep", pauses.append)
+    group.update_weights()
+    assert pauses == [0.5, 1.0, 4.0]
+    waiting.pause_before(9)
+    assert pauses[3:] == [4.0]
 
 
 @pytest.mark.parametrize(("error", "tolerant"), [(REFUSED, True), (DIED, False), (CUT, False)])

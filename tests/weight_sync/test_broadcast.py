@@ -11,7 +11,9 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+from slime.backends.sglang_utils.client import EngineError
 from slime.config.run import run_config
+from slime.weight_sync.broken import GroupBroken
 from slime.weight_sync.transports import broadcast, engine_group
 from slime.weight_sync.transports.broadcast import BroadcastTransport
 from tests.run_args import run_args
@@ -129,6 +131,37 @@ def test_who_gives_no_answer_in_time_ends_the_wait():
     engine_group.await_answers(answered, "weights", short)
     with pytest.raises(TimeoutError, match="weight group weights: 1 of 2 members gave no answer"):
         engine_group.await_answers([answered[0], silent], "weights", short)
+
+
+def _engine(url, status, body):
+    return EngineError(url, "/update_weights_from_distributed", status, body)
+
+
+CUT = "Connection closed by peer [127.0.0.1]:1"
+
+
+@pytest.mark.parametrize("status", [None, 400])
+def test_of_a_broken_group_whoever_says_more_than_that_is_named(status):
+    """The others lose their connections with it, and may say so before."""
+    lost, silent, reason = Future(), Future(), Future()
+    lost.set_exception(_engine("http://b", 500, CUT))
+    said = threading.Timer(0.05, reason.set_exception, [_engine("http://a", status, "full")])
+    said.start()
+    with pytest.raises(EngineError, match=r"engine http://a: .*: full"):
+        engine_group.await_answers([silent, lost, reason], "weights", timedelta(seconds=60))
+    said.join()
+
+
+def test_of_a_broken_group_all_are_named_that_know_no_more():
+    answers = [Future() for _ in range(3)]
+    answers[0].set_exception(RuntimeError("Broken pipe"))
+    answers[1].set_result(None)
+    answers[2].set_exception(_engine("http://b", 500, CUT))
+    with pytest.raises(GroupBroken, match=r"have ended: Broken pipe \(so say the trainer, http://b\)"):
+        engine_group.await_answers(answers, "weights", timedelta(seconds=60))
+    silent = [answers[2], Future()]
+    failure = engine_group.failure_of(silent, "weights", limit=0.0)
+    assert isinstance(failure, GroupBroken) and str(failure).endswith(f"HTTP 500: {CUT}")
 
 
 def _bucket(value):

@@ -5,9 +5,10 @@ import itertools
 import logging
 import math
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -26,6 +27,9 @@ from slime.weight_sync.floor import loopback_speed, probe_size
 from slime.weight_sync.transports.session import EngineClients, WriterClient
 
 logger = logging.getLogger(__name__)
+
+_REASON_S = 2.0
+"""How long a member of a broken group has to say why it broke."""
 
 
 class Meeting(NamedTuple):
@@ -85,21 +89,44 @@ def join_engines(
 
 
 def await_answers(answers: Sequence[Future], name: str, timeout: timedelta) -> None:
-    """Returns when all members of a group have answered, raises as soon as one has failed.
+    """Returns when all members of a group have answered, raises once one has failed and it is known why.
 
     Raises:
-        GroupBroken: one of them failed for want of its connections.
+        GroupBroken: members failed for want of their connections, and none for another reason.
         TimeoutError: one gave no answer.
     """
-    done, _ = wait(answers, timeout=timeout.total_seconds(), return_when=FIRST_EXCEPTION)
-    with naming_broken(name):
-        for answer in done:
-            answer.result()
-    if len(done) < len(answers):
+    _, missing = wait(answers, timeout=timeout.total_seconds(), return_when=FIRST_EXCEPTION)
+    if (failure := failure_of(answers, name)) is not None:
+        raise failure
+    if missing:
         raise TimeoutError(
-            f"weight group {name}: {len(answers) - len(done)} of {len(answers)} members gave "
+            f"weight group {name}: {len(missing)} of {len(answers)} members gave "
             f"no answer within {timeout.total_seconds():.0f} s"
         )
+
+
+def failure_of(answers: Sequence[Future], name: str, limit: float = _REASON_S) -> Exception | None:
+    """Why some members of a group have failed; None if none has.
+
+    Where one ends or refuses, the others lose their connections with it, and may say so before it says why.
+    If none says more than that, it is one of those that say so, all of which are named.
+
+    Args:
+        limit: seconds for which others are waited for once one has failed.
+    """
+    deadline = time.monotonic() + limit
+    while True:
+        failures = [
+            error for one in answers if one.done() and isinstance(error := one.exception(), Exception)
+        ]
+        reasons = [error for error in failures if not of_broken_group(error)]
+        rest, left = [one for one in answers if not one.done()], deadline - time.monotonic()
+        if reasons or not failures or not rest or left <= 0:
+            break
+        wait(rest, timeout=left, return_when=FIRST_COMPLETED)
+    if reasons or not failures:
+        return next(iter(reasons), None)
+    return GroupBroken.of(name, failures[0], [getattr(error, "url", "the trainer") for error in failures])
 
 
 @contextlib.contextmanager

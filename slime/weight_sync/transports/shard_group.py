@@ -14,7 +14,6 @@ from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors, ShardedWeights
 from slime.utils.tensor_bucket import FlatBuffer
 from slime.weight_sync.agreement import peer_limit
-from slime.weight_sync.broken import of_broken_group
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.proof import Digests, require_ranks_hold
 from slime.weight_sync.shards.outgoing import OutgoingPieces
@@ -158,14 +157,13 @@ class ShardGroupTransport(SessionTransport):
         for each in (before, self._under_way):
             each.clear()  # the traceback of a failure would keep them, and they the group's connections
         # An engine that is gone is known by now, and one that has refused has said so.
-        done, _ = wait(self._received, _REASON_S, return_when=FIRST_EXCEPTION)
-        refusals = [refusal for one in done if isinstance(refusal := one.exception(), Exception)]
-        refusals.sort(key=of_broken_group)  # which is what others say then
+        wait(self._received, _REASON_S, return_when=FIRST_EXCEPTION)
+        reason = engine_group.failure_of(self._received, self._group_name, limit=0.0)
         group, self._group = self._group, None
         engine_group.abandon(group, works)
         del group, works
-        if refusals and error not in refusals:
-            raise refusals[0] from error
+        if reason is not None and reason is not error:
+            raise reason from error
 
     def _require_held(self, plan: WeightPlan, engines: Sequence[EngineClient]) -> None:
         if not engines or self._pieces is None:
