@@ -1,10 +1,11 @@
-"""How the saves of a run ended: one that finds a full disk need not end the run."""
+"""Who writes the saves of a trainer, and how they ended: one that finds a full disk need not end the run."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 import torch.distributed as dist
 
@@ -57,3 +58,51 @@ class SaveAttempts:
         """The outcomes that are known since the last call, in the order of the saves."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
+
+
+class Writer(Protocol):
+    """Writes saves below one directory."""
+
+    attempts: SaveAttempts
+
+    def finish(self) -> None:
+        """Waits for the save that is under way."""
+
+    def poll(self) -> None:
+        """Completes the save that is under way, if it is written."""
+
+
+W = TypeVar("W", bound=Writer)
+
+
+class Writers(Generic[W]):
+    """What writes the checkpoints of a trainer, and what its snapshots into a host's memory.
+
+    Args:
+        flags: of checkpoints.
+        make: a writer from such flags, or those of snapshots; collective. Of snapshots it is made with the
+            first one in a directory.
+    """
+
+    def __init__(self, flags: CheckpointConfig, make: Callable[[CheckpointConfig], W]) -> None:
+        self._flags, self._make = flags, make
+        self.checkpoints = make(flags)
+        self._snapshots: dict[str, W] = {}
+
+    def save(self, memory: str | None, wait: bool, begin: Callable[[W], None]) -> list[Outcome]:
+        """Collective. Begins a save, and returns the outcomes that are known then of those in its place.
+
+        Args:
+            memory: the directory of a snapshot; None for a checkpoint.
+            wait: until it is written.
+        """
+        writer = self.checkpoints if memory is None else self._of_snapshots(memory)
+        begin(writer)
+        if wait:
+            writer.finish()
+        return writer.attempts.take()
+
+    def _of_snapshots(self, directory: str) -> W:
+        if directory not in self._snapshots:
+            self._snapshots[directory] = self._make(of_snapshots(self._flags, directory))
+        return self._snapshots[directory]

@@ -41,7 +41,7 @@ from slime.training.micro_batches import DataIterator
 from slime.training.named_adapters import each_adapter
 from slime.training.optimizer_schedule import schedule_settings
 from slime.training.parallel import ParallelContext
-from slime.training.save_attempts import Outcome, of_snapshots
+from slime.training.save_attempts import Outcome, Writers
 from slime.training.versions import TRAINED, WeightVersions
 from slime.training.weights import ADAPTER, BASE, FULL, Selected, Weights
 from slime.utils.types import RolloutBatch
@@ -66,8 +66,7 @@ class FSDPBackend:
         self.state = TrainState(model, forward, optimizer, scheduler, self.device, scale, adapts)
         self.memory = TrainerMemory(self._weight_tensors, self._optimizer_tensors, self._drop_gradients)
         self.versions = WeightVersions(self._trained_shards)
-        self._writer = CheckpointWriter(config, config.checkpoints)
-        self._snapshots: CheckpointWriter | None = None
+        self._writers = Writers(config.checkpoints, partial(CheckpointWriter, config))
         self._resumes = _is_checkpoint(config.checkpoints.load)
         start = self._start()
         forward.choose()
@@ -184,23 +183,12 @@ class FSDPBackend:
         wait: bool,
         memory: str | None = None,
     ) -> list[Outcome]:
-        writer = self._writer if memory is None else self._snapshots_in(memory)
         extra = {tag: partial(self.versions.swapped, tag, TRAINED) for tag in versions}
-        writer.save(rollout_id, self.state, common, extra)
-        if wait:
-            writer.finish()
-        return writer.attempts.take()
-
-    def _snapshots_in(self, directory: str) -> CheckpointWriter:
-        """What writes snapshots into a host's memory, made with the first one."""
-        if self._snapshots is None:
-            self._snapshots = CheckpointWriter(
-                self._config, of_snapshots(self._config.checkpoints, directory)
-            )
-        return self._snapshots
+        begin = lambda writer: writer.save(rollout_id, self.state, common, extra)
+        return self._writers.save(memory, wait, begin)
 
     def poll(self) -> None:
-        self._writer.poll()
+        self._writers.checkpoints.poll()
 
     def save_hf(self, path: str) -> None:
         config = self._config.lora

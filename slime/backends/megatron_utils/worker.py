@@ -46,7 +46,7 @@ from slime.training.memory import TrainerMemory
 from slime.training.micro_batches import DataIterator
 from slime.training.named_adapters import each_adapter
 from slime.training.parallel import ParallelContext
-from slime.training.save_attempts import Outcome, of_snapshots
+from slime.training.save_attempts import Outcome, Writers
 from slime.training.versions import TRAINED, WeightVersions
 from slime.training.weights import ADAPTER, FULL, Selected, Weights
 from slime.utils.misc import load_function
@@ -70,8 +70,7 @@ class MegatronBackend:
         self.state = setup_model_and_optimizer(config, self._start_weights(), self._role)
         self.device = next(self.state.model[0].parameters()).device
         self.versions = WeightVersions(self._weights_of_versions)
-        self._writer = CheckpointWriter(config, config.checkpoints)
-        self._snapshots: CheckpointWriter | None = None
+        self._writers = Writers(config.checkpoints, partial(CheckpointWriter, config))
         # A checkpoint of adapters has no base.
         if not self._resumes or self.state.adapts:
             self._load_reference_weights()
@@ -231,20 +230,9 @@ class MegatronBackend:
         wait: bool,
         memory: str | None = None,
     ) -> list[Outcome]:
-        writer = self._writer if memory is None else self._snapshots_in(memory)
         extra = {tag: partial(self._in_place_of_trained, tag) for tag in versions}
-        writer.save(rollout_id, self.state, dict(common), extra)
-        if wait:
-            writer.finish()
-        return writer.attempts.take()
-
-    def _snapshots_in(self, directory: str) -> CheckpointWriter:
-        """What writes snapshots into a host's memory, made with the first one."""
-        if self._snapshots is None:
-            self._snapshots = CheckpointWriter(
-                self._config, of_snapshots(self._config.checkpoints, directory)
-            )
-        return self._snapshots
+        begin = lambda writer: writer.save(rollout_id, self.state, dict(common), extra)
+        return self._writers.save(memory, wait, begin)
 
     @contextmanager
     def _in_place_of_trained(self, tag: str) -> Iterator[dict[str, Any]]:
@@ -253,7 +241,7 @@ class MegatronBackend:
             yield {"model": trained_state(self.state)}
 
     def poll(self) -> None:
-        self._writer.poll()
+        self._writers.checkpoints.poll()
 
     def save_hf(self, path: str) -> None:
         if not self.state.adapts or self._lora.lora_save_merged:

@@ -28,7 +28,7 @@ def _polled(worker):
     outcomes = []
     while not outcomes:
         worker.backend.poll()
-        outcomes = worker.backend._writer.attempts.take()
+        outcomes = worker.backend._writers.checkpoints.attempts.take()
     return outcomes
 
 
@@ -65,7 +65,7 @@ def _held(rank, worker, root):
     assert begun.wait(300)
     for _ in range(5):  # the ranks ask as often
         worker.backend.poll()
-        meanwhile += worker.backend._writer.attempts.take()
+        meanwhile += worker.backend._writers.checkpoints.attempts.take()
     if rank == 0:
         shutil.copytree(root, f"{root}_killed")
     worker.backend.poll()  # no rank goes on before that is done

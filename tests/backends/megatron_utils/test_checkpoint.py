@@ -60,7 +60,7 @@ def _run(rank, args, rollouts, save_after):
         if rollout_id == save_after:
             worker._weight_version = 5
             worker.save_model(rollout_id, args.force_sync, trained_steps=9)
-    worker.backend._writer.finish()
+    worker.backend._writers.checkpoints.finish()
     return {
         "left_running": len(psutil.Process().children()),
         "start": start,
