@@ -4,15 +4,14 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
 
-from slime.backends.sglang_utils.client import EngineClient, EngineError
 from slime.backends.sglang_utils.router import RouterError
 from slime.config.fleet import FleetConfig
 from slime.config.served_models import DEFAULT
+from slime.ray.control_requests import ControlRequests
 from slime.ray.engine import Engine, EngineState
 from slime.ray.engine_scaling import EngineScaling
 from slime.ray.engine_starts import START_ERRORS, EngineStarts
@@ -31,8 +30,6 @@ logger = logging.getLogger(__name__)
 LOOK_AGAIN = 0.2  # seconds between two looks for a death that is suspected
 ENDED_AT_ONCE = 64  # engines
 MAX_RESTARTS = 5  # of an engine that waits for no weight update, in one rollout or evaluation
-
-Answer = TypeVar("Answer")
 
 
 class Fleet:
@@ -66,6 +63,7 @@ class Fleet:
         limits = {"start_timeout": starts, "silence": times.timeout if tolerant else times.hang}
         self.membership = Membership(self.models, refusal_of(config), **limits, former=former)
         self._scaling = EngineScaling(config.engines, models, self.membership)
+        self._controls = ControlRequests(self._watch, self._may_die)
         self._replacing = threading.Lock()
         self._starts = EngineStarts(starts)
         self._restarts: Counter[int] = Counter()
@@ -191,7 +189,7 @@ class Fleet:
         """
         for model in self._due(policy):
             for engine in model.living:
-                found = self._ask(model, engine, lambda client: client.weight_version())
+                found = self._controls.ask(model, engine, lambda client: client.weight_version())
                 if found is not None and found != version:
                     raise EngineFailure(
                         f"{engine} serves weight version {found!r}, the trainer sent {version!r}"
@@ -239,18 +237,22 @@ class Fleet:
                 if engine.kind != "regular":
                     logger.warning("%s is a %s engine: its policy is not checked", engine, engine.kind)
                     continue
-                found = self._ask(model, engine, lambda client: log_probs_of(client, tokens, adapter))
+                found = self._controls.ask(
+                    model, engine, lambda client: log_probs_of(client, tokens, adapter)
+                )
                 if found is not None:
                     gap = require_same_policy(config, f"{engine}, model {model.name}", found, expected)
                     logger.info("%s serves the trainer's policy: log-probs %.2g apart", engine, gap)
 
     def release(self) -> None:
         """Frees the engines' memory for a trainer on the same GPUs."""
-        self._ask_colocated(lambda client: client.release_memory_occupation())
+        self._controls.ask_colocated(self.models.values(), lambda client: client.release_memory_occupation())
 
     def resume(self, tags: list[str]) -> None:
         """Takes memory back: "weights", "kv_cache", "cuda_graph"."""
-        self._ask_colocated(lambda client: client.resume_memory_occupation(tags))
+        self._controls.ask_colocated(
+            self.models.values(), lambda client: client.resume_memory_occupation(tags)
+        )
 
     def stop(self) -> None:
         """Ends every engine that is ours to end, and the routers."""
@@ -317,34 +319,5 @@ class Fleet:
     def _match_offloaded(self, model: ServedModel, engine: Engine) -> None:
         """Brings a replacement to where the others are during a weight update: weights in, cache out."""
         if self._config.cluster.offload_rollout and engine.is_colocated:
-            self._ask(model, engine, lambda client: client.release_memory_occupation())
-            self._ask(model, engine, lambda client: client.resume_memory_occupation(["weights"]))
-
-    def _ask_colocated(self, request: Callable[[EngineClient], None]) -> None:
-        for model in self.models.values():
-            for engine in model.living:
-                if engine.is_colocated:
-                    self._ask(model, engine, request)
-
-    def _ask(
-        self, model: ServedModel, engine: Engine, request: Callable[[EngineClient], Answer]
-    ) -> Answer | None:
-        """The answer to a control request; None from one that has died, if that is tolerated, or has left.
-
-        Raises:
-            EngineFailure: it gave no answer, and its process has ended, of which the reason says more.
-        """
-        try:
-            return request(engine.client)
-        except EngineError as error:
-            if engine.state is EngineState.DRAINING:
-                return None
-            # One that was found dead meanwhile may refuse while it is being ended.
-            refused = error.status is not None and engine.lives
-            if refused or not self._may_die(engine):
-                if error.status is None:
-                    self._watch.look()
-                    self._watch.check()
-                raise
-            self._watch.declare_dead(model, engine, str(error))
-            return None
+            self._controls.ask(model, engine, lambda client: client.release_memory_occupation())
+            self._controls.ask(model, engine, lambda client: client.resume_memory_occupation(["weights"]))

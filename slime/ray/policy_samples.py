@@ -1,11 +1,12 @@
 """What the trainer of a policy is given of a rollout."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime.config.run import RunConfig
 from slime.observability.metric_utils import dict_add_prefix
+from slime.observability.policy_log import of_policy
 from slime.observability.rollout_metrics import metrics_of_samples
 from slime.rollout.weight_versions import check_weight_versions
 from slime.training.batch import BatchError
@@ -114,3 +115,36 @@ class PolicySamples:
             trained = {s.group_index for i, s in enumerate(samples) if i not in positions}
             ledger.drop_trained(len(groups - trained))
         return {"rollout/dropped/no_step": rollouts}
+
+
+class PolicyBatches(dict[str, PolicySamples]):
+    """What makes the train shards of each policy, by its name.
+
+    Args:
+        configs: of all policies that are trained.
+    """
+
+    def __init__(self, configs: Mapping[str, RunConfig]) -> None:
+        super().__init__({name: PolicySamples(own) for name, own in configs.items()})
+
+    def split(self, samples: list[Sample]) -> dict[str, list[Sample]]:
+        """The samples of each policy; where there are several, each says whose it is."""
+        if len(self) == 1:
+            return dict.fromkeys(self, samples)
+        return samples_of_policies(list(self), samples)
+
+    def to_train_shards(
+        self, of_policies: Mapping[str, list[Sample]], data_source: Any
+    ) -> tuple[list[RolloutBatch], dict[str, float]]:
+        """The shards of one policy after the other, and metrics of them."""
+        several, shards, metrics = len(of_policies) > 1, list[RolloutBatch](), dict[str, float]()
+        for name, samples in of_policies.items():
+            # A group of which one policy leaves something out is another's to train on.
+            books = None if several else data_source
+            own, found = self[name].to_train_shards(samples, books)
+            if several:
+                # The reward of what is trained is told as the conversion has it.
+                found = of_policy(name, self[name].metrics(samples) | found)
+            shards += own
+            metrics |= found
+        return shards, metrics

@@ -11,7 +11,6 @@ from slime.arguments.core.runtime_context import with_context
 from slime.config.run import RunConfig, options_of, run_config
 from slime.config.served_models import DEFAULT
 from slime.observability.logging_utils import take_logged
-from slime.observability.policy_log import of_policy
 from slime.observability.rollout_data_utils import load_debug_rollout_data, save_debug_rollout_data
 from slime.observability.rollout_metrics import rollout_log_metrics
 from slime.observability.silent_rollouts import SilentRollouts
@@ -25,7 +24,7 @@ from slime.ray.members import Members
 from slime.ray.pending_rollout import Generated
 from slime.ray.placement_group import Slots
 from slime.ray.policies import policy_configs
-from slime.ray.policy_samples import PolicySamples, samples_of_policies
+from slime.ray.policy_samples import PolicyBatches
 from slime.ray.process_watch import ProcessLocation, process_location
 from slime.ray.served_policy import probe_tokens
 from slime.rollout.answer_log import answer_log_for
@@ -42,7 +41,7 @@ from slime.utils.http_utils import init_http_client, share_key_with
 from slime.utils.misc import load_function, should_run_periodic_action, spare_collector
 from slime.utils.notes import take_notes
 from slime.utils.plain_file import is_write_error
-from slime.utils.types import EngineEndpoint, RolloutBatch, Sample
+from slime.utils.types import EngineEndpoint, Sample
 from slime.utils.weight_clock import clock
 
 logger = logging.getLogger(__name__)
@@ -72,7 +71,7 @@ class RolloutManager:
         self._data_source = load_function(config.data.data_source_path)(config.flat)
         self._config = config
         self._config = run_config(with_context(config.flat, num_rollout=self.num_rollout()))
-        self._policies = {name: PolicySamples(own) for name, own in policy_configs(self._config).items()}
+        self._policies = PolicyBatches(policy_configs(self._config))
         clock.keeps_prefixes = config.weight_sync.pause_generation_mode == "in_place"
         context = options_of(self._config, "sglang_").get("context_length")
         self._answers = answer_log_for(self._config, context or self._config.model.max_position_embeddings)
@@ -147,12 +146,12 @@ class RolloutManager:
             self._config.debug.save_debug_rollout_data, samples, rollout_id=rollout_id, evaluation=False
         )
         trained = trained_samples(self._config, samples)
-        of_policies = self._of_policies(trained)
+        of_policies = self._policies.split(trained)
         for name, own in of_policies.items():
             self._policies[name].check_batch(describe(self._rollout_fn), own)
         metrics = rollout_log_metrics(rollout_id, self._config, trained, output.metrics, seconds, gpus)
         with self._spans.measure("convert", rollout=rollout_id):
-            shards, of_batch = self._to_train_shards(of_policies)
+            shards, of_batch = self._policies.to_train_shards(of_policies, self._data_source)
         unsaved = self._save_state(rollout_id)
         metrics |= of_batch | data_metrics(self._data_source) | self._fleet.metrics()
         metrics |= take_logged("rollout", "train")
@@ -300,30 +299,8 @@ class RolloutManager:
 
     def _check(self, origin: str, samples: list[Sample]) -> None:
         check_samples(origin, samples)
-        for name, own in self._of_policies(trained_samples(self._config, samples)).items():
+        for name, own in self._policies.split(trained_samples(self._config, samples)).items():
             self._policies[name].check_versions(own)
-
-    def _of_policies(self, samples: list[Sample]) -> dict[str, list[Sample]]:
-        """The samples of each policy; where there are several, each says whose it is."""
-        if len(self._policies) == 1:
-            return dict.fromkeys(self._policies, samples)
-        return samples_of_policies(list(self._policies), samples)
-
-    def _to_train_shards(
-        self, of_policies: dict[str, list[Sample]]
-    ) -> tuple[list[RolloutBatch], dict[str, float]]:
-        """The shards of one policy after the other, and metrics of them."""
-        several, shards, metrics = len(of_policies) > 1, list[RolloutBatch](), dict[str, float]()
-        for name, samples in of_policies.items():
-            # A group of which one policy leaves something out is another's to train on.
-            books = None if several else self._data_source
-            own, found = self._policies[name].to_train_shards(samples, books)
-            if several:
-                # The reward of what is trained is told as the conversion has it.
-                found = of_policy(name, self._policies[name].metrics(samples) | found)
-            shards += own
-            metrics |= found
-        return shards, metrics
 
     def _taken(self, spans: SpanList, samples: list[Sample]) -> list[Span]:
         return [*spans.take(), *sample_spans(samples)] if self._config.debug.collects_spans else []

@@ -309,7 +309,7 @@ def test_of_several_policies_each_reward_is_the_one_of_the_conversion(flags: dic
     for own in manager._policies.values():
         own.to_train_shards = lambda *_: ([{}], {"rollout/raw_reward": 2.0})  # type: ignore[method-assign]
         own.metrics = lambda _: {"rollout/raw_reward": 1.0, "rollout/n": 1}  # type: ignore[method-assign]
-    shards, metrics = manager._to_train_shards({"a": [], "b": []})
+    shards, metrics = manager._policies.to_train_shards({"a": [], "b": []}, None)
     assert len(shards) == 2
     assert metrics == {
         f"rollout/{of}/{name}": value for of in "ab" for name, value in (("raw_reward", 2.0), ("n", 1))
