@@ -30,11 +30,10 @@ from slime.backends.fsdp_utils.named_adapters import FsdpAdapters
 from slime.backends.fsdp_utils.optimizer import build_optimizer, local, parameters_of, reset_states
 from slime.backends.fsdp_utils.step import TrainState, forward_only, train_one_step
 from slime.config.run import run_config
-from slime.training.adapter_export import save_peft
+from slime.training.adapter_export import save_trained
 from slime.training.backend import Head, Outputs, Start, TenantSteps
 from slime.training.checkpoint_dir import MARKER, find_checkpoint, saved_version
 from slime.training.finite import require_finite
-from slime.training.hf_export import ExportBase, save_hf_model_to_path
 from slime.training.losses.reducers import LossFunction
 from slime.training.memory import TrainerMemory
 from slime.training.micro_batches import DataIterator
@@ -43,7 +42,7 @@ from slime.training.optimizer_schedule import schedule_settings
 from slime.training.parallel import ParallelContext
 from slime.training.save_attempts import Outcome, Writers
 from slime.training.versions import TRAINED, WeightVersions
-from slime.training.weights import ADAPTER, BASE, FULL, Selected, Weights
+from slime.training.weights import BASE, FULL, Selected, Weights
 from slime.utils.types import RolloutBatch
 
 
@@ -191,15 +190,8 @@ class FSDPBackend:
         self._writers.checkpoints.poll()
 
     def save_hf(self, path: str) -> None:
-        config = self._config.lora
-        if not self.state.adapts or config.lora_save_merged:
-            save_hf_model_to_path(ExportBase.of(self._config), path, self.weights())
-        if self.state.adapts:
-            target = Path(path, "adapter") if config.lora_save_merged else Path(path)
-            names = [info.name for info in self.weights(BASE).manifest()]
-            for adapter in config.each_adapter:
-                own = target / (adapter or "")
-                save_peft(own, self._base, config, names, self.weights(ADAPTER, adapter))
+        names = lambda: [info.name for info in self.weights(BASE).manifest()]
+        save_trained(self._config, path, self._base if self.state.adapts else None, names, self.weights)
 
     def _named_shards(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, local(param)) for name, param in self.state.model.named_parameters())

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,11 +35,10 @@ from slime.backends.megatron_utils.step import (
 from slime.backends.megatron_utils.tenant_steps import TenantSteps
 from slime.config.run import run_config
 from slime.models import family_of
-from slime.training.adapter_export import save_peft
+from slime.training.adapter_export import save_trained
 from slime.training.backend import Head, Outputs, Start
 from slime.training.checkpoint_dir import find_checkpoint, saved_version
 from slime.training.finite import require_finite
-from slime.training.hf_export import ExportBase, save_hf_model_to_path
 from slime.training.losses.reducers import LossFunction
 from slime.training.memory import TrainerMemory
 from slime.training.micro_batches import DataIterator
@@ -48,7 +46,7 @@ from slime.training.named_adapters import each_adapter
 from slime.training.parallel import ParallelContext
 from slime.training.save_attempts import Outcome, Writers
 from slime.training.versions import TRAINED, WeightVersions
-from slime.training.weights import ADAPTER, FULL, Selected, Weights
+from slime.training.weights import FULL, Selected, Weights
 from slime.utils.misc import load_function
 from slime.utils.types import RolloutBatch
 
@@ -244,14 +242,8 @@ class MegatronBackend:
         self._writers.checkpoints.poll()
 
     def save_hf(self, path: str) -> None:
-        if not self.state.adapts or self._lora.lora_save_merged:
-            save_hf_model_to_path(ExportBase.of(self._config), path, self.weights())
-        if self.state.adapts:
-            target = Path(path, "adapter") if self._lora.lora_save_merged else Path(path)
-            names = family_of(self._model_config.model_type).weights.hf_names(self._model_config)
-            for adapter in self._lora.each_adapter:
-                own = target / (adapter or "")
-                save_peft(own, self._base, self._lora, names, self.weights(ADAPTER, adapter))
+        names = lambda: family_of(self._model_config.model_type).weights.hf_names(self._model_config)
+        save_trained(self._config, path, self._base if self.state.adapts else None, names, self.weights)
 
 
 def trainer_memory(
