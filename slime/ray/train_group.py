@@ -14,13 +14,13 @@ from slime.observability import phases
 from slime.observability.run_log import RunLog
 from slime.observability.slow_ranks import report_of_all
 from slime.observability.startup import reached
-from slime.ray.losses import RanksLost, UpdateFailed
+from slime.ray.losses import RanksLost, UpdateFailed, lost_ranks_named
 from slime.ray.placement_group import Slots
 from slime.ray.policy_side import PolicySide
 from slime.ray.process_watch import ProcessStopped, ProcessWatch
 from slime.ray.rank_processes import RankProcesses
 from slime.ray.rollout_group import RolloutGroup
-from slime.ray.waiting import DeadlineExceeded, ProcessDied, pause_before, wait_all
+from slime.ray.waiting import DeadlineExceeded, pause_before, wait_all
 from slime.ray.whole_checkpoint import resumed_from_newest, whole_checkpoint
 from slime.training.optimizer_schedule import steps_of_rollouts
 from slime.utils.types import EngineEndpoint
@@ -335,9 +335,8 @@ class RayTrainGroup:
         """Waits for all ranks; whatever dies or is stopped meanwhile ends the wait by name."""
         what, seconds = f"{self._name}: {what}", seconds or self._config.cluster.train_timeout
         try:
-            return wait_all(refs, what, seconds, lambda: self._look(what))
-        except ProcessDied as error:
-            raise RanksLost(str(error)) from error
+            with lost_ranks_named(what):
+                return wait_all(refs, what, seconds, lambda: self._look(what))
         except DeadlineExceeded:
             self._watch.show_stacks()
             raise

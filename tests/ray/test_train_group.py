@@ -7,12 +7,14 @@ from unittest.mock import MagicMock
 
 import pytest
 import ray
+import torch.distributed as dist
 
+from slime.backends.sglang_utils.client import EngineError
 from slime.observability.run_log import RunLog
 from slime.observability.spans import Span
 from slime.observability.tracking import Tracker
 from slime.ray import train_group, waiting
-from slime.ray.losses import RanksLost, UpdateFailed
+from slime.ray.losses import RanksLost, RankStarved, UpdateFailed
 from slime.ray.train_group import RayTrainGroup
 from slime.ray.waiting import DeadlineExceeded, ProcessDied
 from slime.training.checkpoint_dir import MARKER, iteration_dir
@@ -359,6 +361,54 @@ def test_a_rank_that_is_lost_while_the_first_one_is_asked_counts_as_lost(started
     monkeypatch.setattr(OfOneRank, "_start", RayTrainGroup._start)
     with pytest.raises(RanksLost, match=r"actor: .*: ended"):
         getattr(group, ask)()
+
+
+CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:7"
+
+
+def failing(error):
+    def wait(refs, what, seconds, look):
+        raise ray.exceptions.RayTaskError("train", f"Traceback:\n{error}", error).as_instanceof_cause()
+
+    return wait
+
+
+@pytest.mark.parametrize("error", [RuntimeError(CLOSED), dist.DistNetworkError("Broken pipe")])
+def test_ranks_whose_connections_to_each_other_end_are_lost_though_they_live(started, monkeypatch, error):
+    group, _ = started(11)
+    monkeypatch.setattr(train_group, "wait_all", failing(error))
+    told = rf"^actor: training: ranks have lost their connections to each other: .*{re.escape(str(error))}"
+    with pytest.raises(RanksLost, match=told):
+        RayTrainGroup._gather(group, [], "training")
+
+
+def test_a_rank_that_may_open_no_more_files_is_named(started, monkeypatch):
+    group, _ = started(11)
+    error = RuntimeError("[enforce fail at socket.cc:24] rv != -1. socket: Too many open files")
+    monkeypatch.setattr(train_group, "wait_all", failing(error))
+    told = f"actor: loading: a rank lacks descriptors, threads or memory: {error}"
+    with pytest.raises(RankStarved, match=re.escape(told)):
+        RayTrainGroup._gather(group, [], "loading")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        GroupBroken.of("w", RuntimeError(CLOSED)),
+        EngineError("http://a", "/update_weights_from_distributed", 500, CLOSED),
+        RuntimeError(
+            f"weight sync, step 'send weights': rank 0 failed: {GroupBroken.of('w', OSError(CLOSED))}"
+        ),
+        BrokenPipeError("Broken pipe"),  # of the user's code
+        RuntimeError("tokens do not fit"),
+    ],
+)
+def test_ranks_that_fail_otherwise_are_not(started, monkeypatch, error):
+    group, _ = started(11)
+    monkeypatch.setattr(train_group, "wait_all", failing(error))
+    with pytest.raises(ray.exceptions.RayTaskError) as caught:
+        RayTrainGroup._gather(group, [], "training")
+    assert caught.value.cause is error
 
 
 def test_a_wait_beyond_its_deadline_shows_what_the_ranks_are_in(started, monkeypatch):
