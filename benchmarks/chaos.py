@@ -49,6 +49,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "chaos.json"
 _FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 _TOLERANT, _ASYNC = "--use-fault-tolerance", "--async"
 PROMPTS, ANSWERS = 2, 4
+STUCK_AFTER_S, HANGS_MINUTES = 300, 2
+"""Whoever lives and does nothing is known for it before the run counts as stuck."""
 _SEEDS_APART = 1000
 LOSSES_PER_HOUR = 25.6
 """A tenth of 256 engines and ranks."""
@@ -138,6 +140,7 @@ def flags(directory: Path, layout: Sequence[str], steps: int) -> list[str]:
         ),
         *("--use-dynamic-batch-size", "--max-tokens-per-gpu", 512, "--lr", 1e-4),
         *("--save-interval", 1, "--keep-checkpoints", 2, "--max-restarts", 10),
+        *("--distributed-timeout-minutes", HANGS_MINUTES),
         *(word.format(directory=directory) for word in layout),
     ]
     return list(map(str, words))
@@ -157,7 +160,7 @@ def measure(layout: str, seed: int, plan: Sequence[str], steps: int, reports: Pa
         place = reports / name if reports else directory / "chaos"
         twin = [] if layout in WITHOUT_TWIN else ["--twin"]
         drawn = seed + _SEEDS_APART * list(LAYOUTS).index(layout)  # or each layout would meet the same faults
-        asked = [str(place), "--seed", str(drawn), "--stuck-after", "300", *plan, *twin]
+        asked = [str(place), "--seed", str(drawn), "--stuck-after", str(STUCK_AFTER_S), *plan, *twin]
         load = os.getloadavg()[0]
         with coming_and_going(place / "disturbed", drawn) if layout == ELASTIC else nullcontext() as done:
             run_chaos([*asked, "--", *flags(directory, LAYOUTS[layout], steps)])

@@ -13,7 +13,9 @@ from benchmarks.chaos import (
     LAYOUTS,
     RESULTS,
     ROOT,
+    STUCK_AFTER_S,
     broken_promises,
+    flags,
     kept,
     table,
     training_time_ratio,
@@ -105,6 +107,12 @@ def test_every_way_to_run_is_there():
     words = [" ".join(map(str, layout)) for layout in LAYOUTS.values()]
     for way in ("--colocate", "fsdp", "ppo", "--async", "fully_async", "per-node 1", "per-node 2"):
         assert any(way in flags for flags in words), way
+
+
+def test_a_rank_that_hangs_is_known_for_it_before_the_run_counts_as_stuck(tmp_path):
+    words = flags(tmp_path, LAYOUTS["one rank"], 3)
+    minutes = int(words[words.index("--distributed-timeout-minutes") + 1])
+    assert 60 * minutes < STUCK_AFTER_S
 
 
 def test_somebody_has_engines_join_and_leave_as_long_as_the_run_can_be_asked(tmp_path, monkeypatch):
