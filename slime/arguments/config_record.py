@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from slime.arguments.core.config_entries import RECORD
 from slime.arguments.core.config_files import expand
 from slime.arguments.core.flag import Flag
 from slime.arguments.core.mistakes import Mistakes
@@ -17,7 +18,6 @@ from slime.arguments.core.parser import read_words
 from slime.arguments.registry import documented_groups
 from slime.utils.redaction import is_secret, without_secrets
 
-RECORD = "resolved.yaml"
 _NOT_OF_THE_RUN = ("config", "check", "check_gpu_memory_gb")
 _OTHERS = ("sglang_", "router_")
 _TOKEN = re.compile("token|key|secret|password", re.IGNORECASE)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slime.arguments.config_record import RECORD
-from slime.arguments.core.config_entries import Tree, read_tree
+from slime.arguments.core.config_entries import RECORD, Tree, read_tree
 from slime.arguments.core.errors import UsageError
 
 _STARTED_IN = re.compile(r"^# slime .*, in (/.*)$", re.MULTILINE)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from slime.observability.series import Series
 
+FAULTY_PART = 0.9  # of the samples or groups, from which on a fault is one of the run
 Look = Callable[[float, Series], str | None]
 
 

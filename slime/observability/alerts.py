@@ -14,11 +14,10 @@ from functools import partial
 from math import isfinite
 from typing import Any
 
-from slime.observability.alert import Alert, Rule, RuleState
+from slime.observability.alert import FAULTY_PART, Alert, Rule, RuleState
 from slime.observability.metric import Metric
 from slime.observability.policy_rows import PolicyRows
 from slime.observability.series import Series
-from slime.observability.silent_rollouts import FAULTY_PART
 from slime.observability.silent_steps import ADVICE, CURVES, USUAL_GAP, SilentSteps
 from slime.observability.slow_ranks import NO_RANK
 

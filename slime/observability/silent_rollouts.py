@@ -6,11 +6,11 @@ from typing import Any
 
 from slime.config.advantages import ESTIMATORS
 from slime.config.training import TrainingConfig
+from slime.observability.alert import FAULTY_PART
 from slime.utils.misc import is_finite_number, plain_number
 from slime.utils.types import Sample
 
 _SHOWN = 300  # characters of a response and of its label
-FAULTY_PART = 0.9  # of the samples, from which on a fault is one of the run
 Look = Callable[[TrainingConfig, Sequence[Sample]], str | None]
 
 

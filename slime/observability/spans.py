@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from slime.utils.types import Sample
+if TYPE_CHECKING:  # whoever reads spans does without numpy
+    from slime.utils.types import Sample
 
 DRIVER = "driver"
 START, STEP, END = PARTS = ("start", "step", "end")
@@ -94,7 +95,7 @@ class TraceFile:
         self._file.write(json.dumps({"pid": self._processes[process], **event}, default=str) + ",\n")
 
 
-def sample_spans(samples: Iterable[Sample]) -> list[Span]:
+def sample_spans(samples: "Iterable[Sample]") -> list[Span]:
     """Returns the finished spans of samples' traces (`trace_utils`).
 
     Samples that overlap in time get lanes of their own.
@@ -111,7 +112,7 @@ def sample_spans(samples: Iterable[Sample]) -> list[Span]:
     return placed
 
 
-def _spans_of(sample: Sample) -> list[Span]:
+def _spans_of(sample: "Sample") -> list[Span]:
     opened: dict[str, Mapping[str, Any]] = {}
     spans = []
     for event in getattr(sample, "trace", {}).get("events", ()):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from slime.arguments.config_record import RECORD
+from slime.arguments.core.config_entries import RECORD
 from slime.cli.dashboard import run, runs_of
 from tests.page_runs import printed
 
@@ -28,6 +28,12 @@ def test_commands_of_pages_serve_until_they_are_interrupted(tmp_path) -> None:
         finally:
             process.send_signal(2)
         assert process.wait(60) == 0
+
+
+def test_the_page_is_there_before_anything_is_imported_that_only_samples_or_runs_need() -> None:
+    heavy = ("numpy", "torch", "ray", "tokenizers", "slime.arguments.registry")
+    code = f"import sys, slime.cli.dashboard; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
 def test_what_is_not_there_and_a_port_that_is_taken_are_named(tmp_path, capsys) -> None:

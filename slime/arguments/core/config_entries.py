@@ -12,6 +12,8 @@ from slime.arguments.core.errors import UsageError
 from slime.arguments.core.values import why_no_file
 from slime.arguments.core.yaml_file import PlainLoader
 
+RECORD = "resolved.yaml"
+"""The name under which a run's directory has its flags."""
 _Keys = tuple[str, ...]
 
 _TOML_TABLE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]")
