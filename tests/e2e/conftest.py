@@ -75,6 +75,17 @@ class Run(ABC):
             name for axis in ("rollout", "train", "eval") for row in self.rows(axis).values() for name in row
         }
 
+    def books(self) -> dict[int, dict[str, float]]:
+        """The books on groups after each rollout, which must balance."""
+        accounts = ("issued", "trained", "filtered", "dropped", "buffered", "leased", "unbalanced")
+        rows = self.rows("rollout")
+        found = {
+            step: {name: row[f"rollout/ledger/{name}"] for name in accounts} for step, row in rows.items()
+        }
+        for step, books in found.items():
+            assert books["unbalanced"] == 0 and sum(books.values()) == 2 * books["issued"], (step, books)
+        return found
+
     def written_twice(self) -> set[str]:
         """Metrics that two rows of one step have; of a run that repeated no step there should be none."""
         rows = [json.loads(line) for line in self.metrics.read_text().splitlines()]

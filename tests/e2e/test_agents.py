@@ -20,6 +20,7 @@ def test_agents_that_know_an_address_lose_no_turn_to_updates_and_killed_engines(
     monkeypatch.setenv(DIRECTORY, str(tmp_path))
     decided = decided_model(model, tmp_path / "decided")
     run = start(flags(decided, data / "rl.jsonl", STEPS, tmp_path), script="train_async.py").expect_success()
+    assert run.books()[STEPS - 1]["trained"] > 0
     evidence = Evidence.of(tmp_path, STEPS)
     found = prove(evidence)
     assert found["turns"] > 300 and found["updates"] > STEPS

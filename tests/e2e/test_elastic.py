@@ -68,6 +68,7 @@ def test_an_engine_joins_a_run_that_goes_on_and_the_first_one_leaves_it(
     assert [steps[step].get("fleet/default/engines") for step in range(3)] == [None, None, 1]
     assert [steps[step].get("fleet/default/missing") for step in range(3)] == [None, None, 0]
     assert len(run.rows("train")) == 3
+    assert [books["trained"] for books in run.books().values()] == [4, 8, 12]
     books = read_state(state_path(str(save), 2))["ledger"]
     assert (books["issued"], books["trained"], books["buffered"]) == (12, 12, 0)
     assert not (save / "engines.json").exists()

@@ -225,6 +225,7 @@ def test_a_run_that_loses_each_of_its_processes_ends_with_the_numbers_of_its_twi
     runs = run, logged, resumed, twin
     rewards = [[row["rollout/raw_reward"] for row in one.rows("rollout").values()] for one in runs]
     assert rewards == [rewards[0]] * 4
+    assert [one.books() for one in runs] == [twin.books()] * 4
     restored = [
         sum(row.get("rollout/restored_tokens", 0) > 0 for row in one.rows("rollout").values())
         for one in (run, logged, resumed)

@@ -57,7 +57,7 @@ def test_fully_async_with_evaluation_keeps_its_bound_and_its_books_though_an_eng
     assert undescribed(run.names()) == set()
     state = read_state(state_path(str(tmp_path / "save"), 5))
     books = state["ledger"]
-    assert books["trained"] == 24
+    assert books["trained"] == 24 == run.books()[5]["trained"]
     assert not books["dropped"] or set(books["dropped"]) == {"aborted"}
     fates = books["trained"] + books["filtered"] + sum(books["dropped"].values())
     assert books["issued"] == fates + books["buffered"] + books["leased"]

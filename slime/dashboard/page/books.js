@@ -4,7 +4,7 @@
 const PLACES = { trained: "#2ca02c", filtered: "#8c8c8c", dropped: "#d62728", buffered: "#1f77b4", leased: "#ff9f3f" };
 const HEADINGS = ["rollout", "carried over", "issued", ...Object.keys(PLACES), "balance"];
 const MEANING = "Of each rollout: groups that were carried over and issued are those that it trained, filtered and dropped, "
-  + "and those that then still wait (buffered) or are being generated (leased).";
+  + "those that still wait in the data source (buffered), and those that are being generated or are done before their turn (leased).";
 const books = new Map(); // run -> {figure, plot}
 
 function booksOf(name, { now, last, unbalanced }) {

@@ -2,7 +2,7 @@
 // Engines and ledger of each run: now, the last steps in rows, and sums of the whole run.
 
 const SUMMED = { engines: false, ledger: true };
-const HEADS = { engines: "engines by step", ledger: "groups for nothing, by reason" };
+const HEADS = { engines: "engines by step", ledger: "groups left out or begun anew, by reason" };
 const WITHOUT = { engines: "no metrics of engines yet", ledger: "no group was dropped, given up or left ungraded" };
 
 async function showTables() {

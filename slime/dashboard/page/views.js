@@ -29,7 +29,7 @@ async function refresh() {
     await VIEWS[view]();
     tell(`as of ${new Date().toLocaleTimeString()}`, false);
   } catch (error) {
-    tell(`the server does not answer (${error.message})`, true);
+    tell(`the server does not answer (${error.message}); one of slime train ends with its run, slime dashboard RUN_DIR shows it again`, true);
   }
 }
 
