@@ -23,6 +23,10 @@ class DebugConfig:
     save_debug_train_data: str | None = flag(
         place=True, help="file to dump train data to, with {rollout_id} in its name"
     )
+    save_debug_log_probs: bool = flag(
+        False,
+        help="dump log-probs before and after the optimizer steps with train data: 2 more forward passes",
+    )
     dump_details: str | None = flag(place=True, help="directory of both dumps")
     trace: str | None = flag(
         place=True, help="file of what each process did when, for Perfetto or chrome://tracing"

@@ -17,10 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slime.dashboard.samples import Recorded, Trained, recorded, trained
 from slime.dashboard.token_texts import TokenTexts
+
+if TYPE_CHECKING:  # a page without samples is there sooner without numpy
+    from slime.dashboard.samples import Recorded
 
 LARGEST_PICKLE = 128 * 2**20
 """Bytes of lists and texts in a file; in memory they take about ten times that while they are read."""
@@ -103,19 +105,28 @@ class Recordings:
             "values": {name: sample.windowed(column, start, end) for name, column in values.items()},
         }
 
-    def _recorded(self, step: int) -> list[Recorded]:
+    def _recorded(self, step: int) -> "list[Recorded]":
+        from slime.dashboard.samples import recorded
+
         path = _first_that_is_there(self.rollouts).get(step)
         if path is None:
             raise RecordingError(f"rollout {step}: no recording of it")
         return self._of(path, recorded)
 
-    def _after(self, step: int, sample: Recorded) -> dict[str, Any]:
-        """What training made of the sample, if that was recorded; ``gap`` is trainer minus engine."""
+    def _after(self, step: int, sample: "Recorded") -> dict[str, Any]:
+        """What training made of the sample, if that was recorded; ``gap`` is trainer minus engine.
+
+        The change by the step is positive where the token has become more probable.
+        """
+        from slime.dashboard.samples import AFTER, BEFORE, Trained, trained
+
         path = _first_that_is_there(self.trained).get(step)
         of_step: Trained = self._of(path, trained) if path else Trained()
         values = of_step.values(sample)
         if "log-prob, trainer" in values and sample.log_probs is not None:
             values["gap"] = values["log-prob, trainer"] - sample.log_probs
+        if BEFORE in values and AFTER in values:
+            values["change by the step"] = values[AFTER] - values[BEFORE]
         return values
 
     def _of(self, path: Path, read: Callable[[Any], Any]) -> Any:

@@ -16,8 +16,11 @@ _LINE, _TEXT = 200, 20_000  # characters
 _MESSAGES, _REWARDS = 100, 20
 _LONGEST = 4_000_000  # tokens
 _LARGEST_SUM = 200_000_000  # of a file: lists may be shared, so that they are larger than it
+BEFORE, AFTER = "log-prob, before the step", "log-prob, after the step"
 _OF_TRAINING = {
     "log_probs": "log-prob, trainer",
+    "before_log_probs": BEFORE,
+    "after_log_probs": AFTER,
     "ref_log_probs": "log-prob, reference",
     "advantages": "advantage",
     "returns": "return",

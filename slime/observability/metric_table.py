@@ -123,7 +123,7 @@ METRICS: dict[str, tuple[Metric, ...]] = {
         Metric("perf/{restart,rebuild}_time", "of a start in place of what was lost", "s", SUM, "absent"),
         Metric("perf/rebuild_lost_steps", "optimizer steps that lost ranks cost", "", SUM, "absent"),
         Metric(
-            "perf/{data_preprocess,log_probs,ref_log_probs,teacher_log_probs,old_log_probs,actor_train}_time",
+            "perf/{data_preprocess,log_probs,ref_log_probs,teacher_log_probs,old_log_probs,recorded_log_probs,actor_train}_time",
             "seconds of a part of training",
             "s",
             SUM,

@@ -142,6 +142,8 @@ FIELDS: dict[str, Field] = {
     ADAPTER: Field(Axis.SAMPLE),
     "log_probs": _response(),
     "ref_log_probs": _response(),
+    "before_log_probs": Field(Axis.RESPONSE),
+    "after_log_probs": Field(Axis.RESPONSE),
     "entropy": _response(in_loss=False),
     "values": _response(),
     "kl": _response(in_loss=False),

@@ -98,4 +98,9 @@ ACTOR_PASSES = (
     Pass("log_probs", OLD_ACTOR, "", log_probs_and_entropy, _of_old_actor),
     Pass("log_probs", TRAINED, "", log_probs_and_entropy, _of_trained),
 )
+BEFORE, AFTER = (
+    Pass("recorded_log_probs", TRAINED, prefix, log_probs, lambda config, num_steps: False)
+    for prefix in ("before_", "after_")
+)
+"""The policy before and after the optimizer steps, for a recording alone: training is the same without."""
 CRITIC_PASSES = (Pass("values", TRAINED, "", values, lambda config, num_steps: True),)

@@ -24,7 +24,7 @@ from slime.training.losses.policy import OWN_LOG_PROBS
 from slime.training.losses.reducers import LossFunction
 from slime.training.mean_weights import add_mean_weights
 from slime.training.micro_batches import DataIterator, to_device
-from slime.training.passes import Pass
+from slime.training.passes import AFTER, BEFORE, Pass
 from slime.training.roles import ACTOR, Role
 from slime.training.versions import OLD_ACTOR, REFERENCE, ROLLOUT_ACTOR, TRAINED
 from slime.utils.misc import load_function
@@ -111,11 +111,15 @@ class Trainer:
             and context.is_last_stage
         ):
             add_mean_weights(config.off_policy, batch, context)
+        if config.debug.save_debug_log_probs:
+            self._run(BEFORE, batch, data)
         with self._profiled("train_actor", rollout_id), self._timer.measure(self._role.steps):
             steps = self._optimizer_steps(rollout_id, batch, data.reset())
         policy = policy_before_step(steps)
         if config.ci.ci_test and context.is_last_stage and self._role is ACTOR:
             check_invariants(config, rollout_id, steps)
+        if config.debug.save_debug_log_probs:
+            self._run(AFTER, batch, data)
         dump_batch(config.debug, rollout_id, batch, context)
         self._refresh_versions(rollout_id)
         return Trained(steps, outputs, policy)

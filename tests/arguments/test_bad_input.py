@@ -404,6 +404,10 @@ CONTRADICTIONS = [
     (dict(loss_type="custom_loss"), "--loss-type custom_loss and --custom-loss-function-path"),
     (dict(debug_rollout_only=True, debug_train_only=True), "--debug-train-only and --debug-rollout-only"),
     (
+        dict(save_debug_log_probs=True),
+        "--save-debug-log-probs: needs --save-debug-train-data or --dump-details",
+    ),
+    (
         dict(otlp_endpoint="collector:4318"),
         "--otlp-endpoint collector:4318: is no web address (wanted: http://",
     ),

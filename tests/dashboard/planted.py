@@ -116,6 +116,13 @@ def _write_spans(trace: TraceFile, rollout: int, began: float) -> None:
     trace.write("driver", [Span("step", began, began + 10, attrs={"rollout": rollout})])
 
 
+def _before_and_after(samples: list[Sample]) -> dict[str, list[torch.Tensor]]:
+    """What the step has made less probable, all but the first token."""
+    before = [torch.tensor(sample.rollout_log_probs) - 0.5 for sample in samples]
+    change = torch.tensor([0.2, *[-0.1] * (len(_WORDS) - 1)])
+    return {"before_log_probs": before, "after_log_probs": [values + change for values in before]}
+
+
 def _record(directory: Path, rollout: int) -> None:
     prompt = 3
     samples = [
@@ -143,6 +150,7 @@ def _record(directory: Path, rollout: int) -> None:
             "sample_indices": [sample.index for sample in half],
             "log_probs": [torch.tensor(sample.rollout_log_probs) - 0.5 for sample in half],
             "advantages": [torch.full((len(_WORDS),), float(sample.index or 0) - 1.5) for sample in half],
+            **(_before_and_after(half) if rollout >= COLLAPSED else {}),
             "entropy": [torch.zeros(2) for _ in half],  # a rank's piece of it, as with context parallelism
         }
         for half in (samples[:2], samples[2:])

@@ -128,6 +128,26 @@ def test_keys_go_through_views_steps_samples_and_tokens(page) -> None:
     assert page.problems == []
 
 
+def test_tokens_are_coloured_by_what_the_step_changed_where_that_was_recorded(page) -> None:
+    open_page(page, f"#view=samples&run=planted&step={COLLAPSED}&sample=1&colour=change by the step")
+    page.until("document.querySelector('#tokens')")
+    page.evaluate("document.querySelector('#tokens').focus()")
+    for _ in range(4):
+        page.press("ArrowRight")
+    told = page.text("#token")
+    assert "log-prob, before the step -0.6, log-prob, after the step -0.4" in told
+    assert told.endswith("change by the step 0.2") and "not recorded" not in page.text("#sample")
+    assert page.text("#scale").strip() == "-0.1 (red) to 0.2"
+    reds = "[...document.querySelectorAll('.token')].filter((t) => t.style.background.includes('214')).length"
+    assert page.evaluate(reds) == 6
+    picture(page, "samples-change")
+    page.press("[")
+    page.until("document.querySelector('#sample').innerText.includes('training step: not recorded')")
+    options = "[...document.querySelectorAll('#sample option')].map((option) => option.value)"
+    assert "gap" in page.evaluate(options) and "change by the step" not in page.evaluate(options)
+    assert page.problems == []
+
+
 def test_curves_of_each_of_several_policies_are_there_at_first(page, tmp_path) -> None:
     metrics = JsonlWriter(tmp_path / "metrics.jsonl")
     for step in range(3):

@@ -68,6 +68,11 @@ def test_a_sample_has_what_is_known_of_each_token_before_and_after_training(plan
     values = shown["values"]
     assert values["log-prob, engine"] == pytest.approx([None] * 3 + [-0.1 * place for place in range(1, 8)])
     assert values["gap"] == pytest.approx([None] * 3 + [-0.5] * 7, abs=1e-6)
+    assert not {"log-prob, after the step", "change by the step"} & values.keys()
+    later = recordings.sample(COLLAPSED, 2)["values"]
+    change = [None] * 3 + [0.2] + [-0.1] * 6
+    assert later["change by the step"] == pytest.approx(change, abs=1e-6)
+    assert later["log-prob, after the step"][3] == pytest.approx(-0.1 - 0.5 + 0.2, abs=1e-6)
     assert values["advantage"] == [None] * 3 + [0.5] * 7 and values["mask"] == [None] * 3 + [1.0] * 7
     assert values["version"] == [None] * 3 + ["3"] * 2 + ["4"] * 5
     assert "entropy" not in values, "of which the file has a rank's piece only"

@@ -272,15 +272,20 @@ def test_hooks_are_called_and_the_dump_holds_what_was_trained_on(checkpoint, tmp
         custom_megatron_before_train_step_hook_path=f"{__name__}.before_step",
         custom_megatron_before_log_prob_hook_path=f"{__name__}.before_log_prob",
         save_debug_train_data=str(tmp_path / "dump" / "{rollout_id}.pt"),
+        save_debug_log_probs=True,
     )
     (report,) = _main_reports(args)
     assert report["train"][0]["train/pg_loss"] == pytest.approx(-2.0, rel=1e-5)
     assert report["train"][0]["train/own"] == 0.25 and report["rollout"]["rollout/own"] == 0.5
-    assert Path(args.calls).read_text().splitlines() == ["log-prob ''", "step 0 0"]
+    calls = Path(args.calls).read_text().splitlines()
+    assert calls == ["log-prob ''", "log-prob 'before_'", "step 0 0", "log-prob 'after_'"]
     dump = torch.load(tmp_path / "dump" / "0.pt", weights_only=True)
     (shard,) = dump["shards"]
     assert dump["rollout_id"] == 0 and shard["advantages"][0][0] == 2.0
-    assert len(shard["log_probs"]) == 8
+    assert len(shard["log_probs"]) == len(shard["after_log_probs"]) == 8
+    columns = (shard[f"{prefix}log_probs"] for prefix in ("", "before_", "after_"))
+    for values, before, after in zip(*columns, strict=True):
+        assert torch.equal(values, before) and not torch.equal(before, after)
 
 
 def test_frozen_parameters_keep_their_values(checkpoint, tmp_path):

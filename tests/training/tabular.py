@@ -6,10 +6,17 @@ from typing import Any
 
 import torch
 
+from slime.config.run import run_config
+from slime.observability.timer import Timer
+from slime.training.conversion import samples_to_train_data, split_train_data_by_dp
 from slime.training.losses.scaling import loss_function
-from slime.training.micro_batches import DataIterator, packed_micro_batch
+from slime.training.micro_batches import DataIterator, packed_micro_batch, tensorize
 from slime.training.parallel import ParallelContext
+from slime.training.roles import ACTOR
+from slime.training.trainer import Trainer
 from slime.training.versions import WeightVersions
+from slime.utils.types import Sample
+from tests.training.cases import VOCAB
 
 
 class TabularBackend:
@@ -57,3 +64,27 @@ class TabularBackend:
 
     def _logits(self, micro_batch: dict[str, Any]) -> torch.Tensor:
         return self.table[micro_batch["tokens"][0]][None]
+
+
+R = 8
+"""Tokens of an answer."""
+_LAYOUT = dict(dp_size=1, cp_size=1, vpp_size=1, microbatch_group_size_per_vp_stage=1)
+
+
+def rollout(table, generator, count=32):
+    """Answers of the policy to single-token prompts, rewarded with 0."""
+    probabilities, samples = table.detach().softmax(-1), []
+    for index in range(count):
+        tokens = [index % VOCAB]
+        for _ in range(R):
+            tokens.append(int(torch.multinomial(probabilities[tokens[-1]], 1, generator=generator)))
+        samples.append(Sample(index=index, group_index=index, tokens=tokens, response_length=R, reward=0.0))
+    return samples
+
+
+def train(args, backend, samples, rollout_id=0):
+    config = run_config(args)
+    (shard,) = split_train_data_by_dp(config, samples_to_train_data(config, samples), _LAYOUT)
+    batch = tensorize(shard, torch.device("cpu"))
+    Trainer(config, ACTOR, backend, Timer()).train(rollout_id, batch)
+    return batch

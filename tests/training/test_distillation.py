@@ -4,19 +4,11 @@ import pytest
 import torch
 
 from slime.config.run import run_config
-from slime.observability.timer import Timer
 from slime.training.advantages import compute_advantages_and_returns
-from slime.training.conversion import samples_to_train_data, split_train_data_by_dp
-from slime.training.micro_batches import tensorize
 from slime.training.passes import ACTOR_PASSES
-from slime.training.roles import ACTOR
-from slime.training.trainer import Trainer
 from slime.training.versions import TEACHER, TRAINED
-from slime.utils.types import Sample
 from tests.training.cases import VOCAB, flags
-from tests.training.tabular import TabularBackend
-
-R = 8
+from tests.training.tabular import R, TabularBackend, rollout, train
 
 
 def opd_args(**overrides):
@@ -25,32 +17,10 @@ def opd_args(**overrides):
     return flags(**{**args, **overrides})
 
 
-def rollout(table, generator, count=32):
-    """Answers of the policy to single-token prompts, rewarded with 0."""
-    probabilities, samples = table.detach().softmax(-1), []
-    for index in range(count):
-        tokens = [index % VOCAB]
-        for _ in range(R):
-            tokens.append(int(torch.multinomial(probabilities[tokens[-1]], 1, generator=generator)))
-        samples.append(Sample(index=index, group_index=index, tokens=tokens, response_length=R, reward=0.0))
-    return samples
-
-
 def kl(student, teacher):
     """KL(student || teacher) of the next token, mean over the last one."""
     p, q = student.detach().log_softmax(-1), teacher.log_softmax(-1)
     return float((p.exp() * (p - q)).sum(-1).mean())
-
-
-LAYOUT = dict(dp_size=1, cp_size=1, vpp_size=1, microbatch_group_size_per_vp_stage=1)
-
-
-def train(args, backend, samples, rollout_id=0):
-    config = run_config(args)
-    (shard,) = split_train_data_by_dp(config, samples_to_train_data(config, samples), LAYOUT)
-    batch = tensorize(shard, torch.device("cpu"))
-    Trainer(config, ACTOR, backend, Timer()).train(rollout_id, batch)
-    return batch
 
 
 def backend_with_teacher(args, generator):

@@ -8,6 +8,7 @@ import torch
 from slime.config.run import run_config
 from slime.observability.timer import Timer
 from slime.ray.train_worker import TrainWorker
+from slime.training.batch import loss_fields
 from slime.training.micro_batches import tensorize
 from slime.training.passes import Pass, log_probs
 from slime.training.roles import ACTOR
@@ -15,6 +16,9 @@ from slime.training.trainer import Trainer
 from slime.training.versions import TRAINED
 from tests.megatron_harness import run_ranks, save_tiny_hf
 from tests.trainer_batches import random_rollout, split, trainer_args
+from tests.training.cases import VOCAB
+from tests.training.cases import flags as flags_of
+from tests.training.tabular import TabularBackend, rollout, train
 
 SCORER = replace(
     ACTOR,
@@ -88,3 +92,27 @@ def test_the_mean_weight_is_that_of_the_tokens_that_a_hook_has_left(checkpoint):
     gap = torch.cat(found["log_probs"]).double() - torch.cat(found["rollout_log_probs"]).double()
     weights = gap.exp().clamp(max=2.0)[torch.cat(found["loss_masks"]) != 0]
     assert found["mean_weight"] == pytest.approx([float(weights.mean())] * 8, rel=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_log_probs_before_and_after_the_steps_are_recorded_and_change_nothing(steps):
+    def trained(**flags):
+        generator = torch.Generator().manual_seed(0)
+        args = flags_of(global_batch_size=32 // steps, rewards_normalization=False, **flags)
+        backend = TabularBackend(args, torch.randn(VOCAB, VOCAB, generator=generator), lr=0.1)
+        first, samples = backend.table.detach().clone(), rollout(backend.table, generator)
+        for sample in samples:
+            sample.reward = float(sample.index % 2)
+        return backend, first, train(args, backend, samples)
+
+    def log_probs(table, tokens):
+        return table.detach().log_softmax(-1)[tokens[:-1], tokens[1:]]
+
+    backend, first, batch = trained(save_debug_log_probs=True)
+    for name, table in (("before_log_probs", first), ("after_log_probs", backend.table)):
+        for values, tokens in zip(batch[name], batch["tokens"], strict=True):
+            torch.testing.assert_close(values, log_probs(table, tokens), rtol=0, atol=1e-6)
+    plain, _, without = trained()
+    assert torch.equal(plain.table, backend.table) and not torch.equal(plain.table, first)
+    recorded = {"before_log_probs", "after_log_probs"}
+    assert batch.keys() - without.keys() == recorded and not recorded & set(loss_fields(batch))

@@ -152,7 +152,7 @@ def of_critic(args: V) -> V:
         **dict(kl_coef=0.0, use_kl_loss=False, normalize_advantages=False),
         **dict(use_opd=False, use_tis=False, tis_needs_mean=False, keep_old_actor=False),
         **dict(custom_advantage_function_path=None, rollout_data_postprocess_path=None),
-        **dict(save_debug_train_data=None, num_critic_only_steps=0),
+        **dict(save_debug_train_data=None, save_debug_log_probs=False, num_critic_only_steps=0),
     }
     if not given["critic_resumes"]:
         changes |= dict(finetune=True, no_load_optim=True, no_load_rng=True, ckpt_step=_step(given))

@@ -39,6 +39,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield f"--load-forge-rollout-data: needs --rollout-function-path {REPLAY_FUNCTION}"
     if args.ci_test and args.loss_type == "sft_loss":
         yield "--ci-test: --loss-type sft_loss has no log-probs of engine or old policy to check"
+    if args.save_debug_log_probs and not (args.save_debug_train_data or args.dump_details):
+        yield "--save-debug-log-probs: needs --save-debug-train-data or --dump-details, which say where"
     if args.otlp_endpoint is not None:
         yield from _bad_collector(args.otlp_endpoint)
 

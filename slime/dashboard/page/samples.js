@@ -7,7 +7,8 @@ let listed = { count: 0, samples: [] };
 let sample; // what is shown
 let at = -1; // the token that is looked at
 let asked = ""; // what is shown or on its way
-const COLOURED = ["log-prob, engine", "log-prob, trainer", "gap", "advantage", "mask", "mask, trained", "version"];
+const BEFORE = "log-prob, before the step", AFTER = "log-prob, after the step";
+const COLOURED = ["log-prob, engine", "log-prob, trainer", "gap", BEFORE, AFTER, "change by the step", "advantage", "mask", "mask, trained", "version"];
 
 function field(name, node) {
   const label = make("label", `${name} `);
@@ -139,8 +140,13 @@ function showSample() {
   tokens.onkeydown = moveAmong;
   const line = make("p", " ", { id: "token" });
   line.setAttribute("aria-live", "polite");
-  section.replaceChildren(make("h2", facts.join(", ")), field("tokens coloured by", select), make("span", "", { id: "scale" }), tokens, line, ...windows(), ...wholeTexts());
+  section.replaceChildren(make("h2", facts.join(", ")), field("tokens coloured by", select), make("span", "", { id: "scale" }), tokens, line, ...whatIsMissing(values), ...windows(), ...wholeTexts());
   paint();
+}
+
+function whatIsMissing(values) {
+  if (values[BEFORE] && values[AFTER]) return [];
+  return [make("p", "log-probs before and after the training step: not recorded (--save-debug-log-probs; not with context parallelism)", { className: "dim" })];
 }
 
 function tokenOf(text, index) {

@@ -47,12 +47,18 @@ def _trained(rank, args, sleeps):
     return weights_of(worker)
 
 
-def test_sleeping_leaves_nothing_and_changes_nothing(checkpoint):
+def test_sleeping_leaves_nothing_and_changes_nothing_nor_do_recordings(checkpoint, tmp_path):
     extra = {"use_kl_loss": True, "kl_loss_coef": 0.1}
+    recorded = {"save_debug_train_data": f"{tmp_path}/{{rollout_id}}.pt", "save_debug_log_probs": True}
     through = run_ranks(_trained, 2, fsdp_args(checkpoint, **extra), False)
-    slept = run_ranks(_trained, 2, fsdp_args(checkpoint, **extra), True)
+    slept = run_ranks(_trained, 2, fsdp_args(checkpoint, **extra, **recorded), True)
     for before, after in zip(through, slept, strict=True):
         assert all(torch.equal(before[name], after[name]) for name in before)
+    for rollout_id in range(3):
+        for shard in torch.load(tmp_path / f"{rollout_id}.pt", weights_only=True)["shards"]:
+            assert len(shard["before_log_probs"]) == len(shard["after_log_probs"]) == len(shard["tokens"])
+            for values in zip(shard["before_log_probs"], shard["after_log_probs"], strict=True):
+                assert not torch.equal(*values)
 
 
 @pytest.mark.parametrize(
