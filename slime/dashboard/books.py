@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from slime.dashboard.metrics import MAX_POINTS, thinned
+from slime.dashboard.metrics import MAX_POINTS, parts
 
 _FATES, _PLACES = ("trained", "filtered", "dropped"), ("buffered", "leased")
 _ACCOUNTS = ("issued", *_FATES, *_PLACES, "unbalanced")
@@ -36,7 +36,7 @@ def told_of(columns: Sequence[Column], last: int) -> dict[str, Any]:
     return {
         "now": standing[-1] if standing else None,
         "last": rollouts[-last:],
-        "curve": _thinned(rollouts),
+        "curve": list(_thinned(rollouts)),
         "unbalanced": {"first": wrong[0], "last": wrong[-1], "count": len(wrong)} if wrong else None,
     }
 
@@ -46,25 +46,23 @@ def _standing(columns: Sequence[Column]) -> Iterator[Row]:
     for step in sorted(set(columns[0]).intersection(*columns[1:])):
         values = [value for column in columns if (value := column[step]) is not None]
         if len(values) == len(columns):
-            issued, *places, unbalanced = values
-            yield step, issued, *places, max(abs(unbalanced), abs(issued - sum(places)))
+            issued, trained, filtered, dropped, buffered, leased, unbalanced = values
+            places = trained + filtered + dropped + buffered + leased
+            yield step, *values[:-1], max(abs(unbalanced), abs(issued - places))
 
 
 def _of_rollouts(standing: Sequence[Row]) -> Iterator[Row]:
     """Step, what was carried over and issued, and each account; nothing of a first row that has a past."""
     nothing = (-1.0, *(0.0 for _ in _ACCOUNTS))
     began = [nothing] if standing and standing[0][0] == 0 else []
-    for (_, *before), (step, *after) in pairwise([*began, *standing]):
-        if after[0] < before[0]:  # it began anew
-            continue
-        fates = [now - then for now, then in zip(after[1:4], before[1:4], strict=True)]
-        yield step, sum(before[4:6]), after[0] - before[0], *fates, *after[4:]
+    for then, now in pairwise([*began, *standing]):
+        if now[1] >= then[1]:  # else it began anew
+            fates = now[2] - then[2], now[3] - then[3], now[4] - then[4]
+            yield now[0], then[5] + then[6], now[1] - then[1], *fates, *now[5:]
 
 
-def _thinned(rows: Sequence[Row]) -> list[list[float | None]]:
-    """Returns as many means as a screen shows, of each column of the same rollouts."""
-    columns = [
-        list(thinned([(int(row[0]), row[place]) for row in rows], MAX_POINTS))
-        for place in range(1, 2 + len(_ACCOUNTS))
-    ]
-    return [[points[0][0], *(value for _, value in points)] for points in zip(*columns, strict=True)]
+def _thinned(rows: Sequence[Row]) -> Iterator[list[float]]:
+    """Yields as many rows as a screen shows, each the mean of those in its place; the last stays as it is."""
+    for part in parts(rows, MAX_POINTS):
+        (step, *_), *columns = zip(*part, strict=True)
+        yield [step, *(sum(column) / len(part) for column in columns)]

@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 from math import isfinite
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import orjson
 
@@ -21,6 +21,7 @@ READING_SECONDS = 0.5
 _RECENT = 20
 _HEAD = 256
 """Bytes by which a file is known again: the first row has the time at which it was written."""
+T = TypeVar("T")
 Point = tuple[int, float | None]
 """Step and value; None is one that is not finite."""
 
@@ -146,12 +147,12 @@ class MetricsFile:
     def seconds(self) -> dict[str, float]:
         """Returns the mean seconds of each part of the last steps, by its name."""
         with self._lock:
-            parts = {name: latest(column) for name, column in self._columns.items()}
-        return dict(_means(parts))
+            spent = {name: latest(column) for name, column in self._columns.items()}
+        return dict(_means(spent))
 
 
-def _means(parts: Mapping[str, list[Point]]) -> Iterator[tuple[str, float]]:
-    for name, points in parts.items():
+def _means(spent: Mapping[str, list[Point]]) -> Iterator[tuple[str, float]]:
+    for name, points in spent.items():
         if name.startswith("perf/") and name.endswith("_time") and (mean := _mean(points)[1]) is not None:
             yield name.removeprefix("perf/").removesuffix("_time"), mean
 
@@ -164,14 +165,17 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 def thinned(points: list[Point], most: int) -> Iterable[tuple[int, float | None]]:
     """Yields ``most`` points at most, each the mean of those in its place; the last stays as it is."""
-    if len(points) <= most:
-        return points
-    edges = [index * (len(points) - 1) // (most - 1) for index in range(most)]
-    places = (points[start:end] for start, end in pairwise(edges))
-    return [*(_mean(place) for place in places), points[-1]]
+    return points if len(points) <= most else map(_mean, parts(points, most))
 
 
-def _mean(points: list[Point]) -> Point:
+def parts(rows: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """Yields the rows in ``most`` parts at most, of about the same length; the last row is one of its own."""
+    count = min(most, len(rows))
+    edges = [index * (len(rows) - 1) // max(1, count - 1) for index in range(count)]
+    yield from (rows[start:end] for start, end in pairwise([*edges, len(rows)]))
+
+
+def _mean(points: Sequence[Point]) -> Point:
     found = [value for _, value in points if value is not None]
     total = _sum(found) if found else None
     return points[0][0], None if total is None else total / len(found)
