@@ -131,8 +131,14 @@ def _patient(timeout: float) -> Iterator[None]:
 
 @contextmanager
 def _letting_others_look() -> Iterator[None]:
-    """Within, Ray waits for the port of its GCS while other threads run, and no longer than that lives."""
-    wait = node.wait_for_persisted_port
+    """Within, Ray waits for the port of its GCS while other threads run, and no longer than that lives.
+
+    Older ones, as 2.52, choose the port themselves and wait for none.
+    """
+    wait = getattr(node, "wait_for_persisted_port", None)
+    if wait is None:
+        yield
+        return
 
     def wait_for_port(directory: str, node_id: str, port_name: str, timeout_ms: int) -> int:
         file = Path(directory) / node.get_port_filename(node_id, port_name)
