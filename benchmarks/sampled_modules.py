@@ -11,6 +11,11 @@ _SHAPES = (
 SAMPLED: dict[str, tuple[str, ...]] = {
     "slime/weight_sync/agreement.py": ("weight_sync/test_group_address", "weight_sync/test_agreement"),
     "slime/weight_sync/filters/format.py": ("weight_sync/test_quantized",),
+    "slime/weight_sync/split.py": ("weight_sync/test_shared_delta",),
+    "slime/weight_sync/versions/share.py": (
+        "weight_sync/test_shared_delta",
+        "weight_sync/test_delta_buckets",
+    ),
     "slime/weight_sync/versions/puller.py": ("weight_sync/test_puller",),
     "slime/weight_sync/versions/codec.py": ("weight_sync/test_versions", "weight_sync/test_pulled_versions"),
     "slime/weight_sync/versions/local.py": ("weight_sync/test_versions", "weight_sync/test_pulled_versions"),

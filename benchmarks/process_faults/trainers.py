@@ -118,6 +118,13 @@ _OF_DIRECTORIES: dict[str, Fault] = {
         ("tests/weight_sync/test_delta.py",),
         "writes_nothing_more",
     ),
+    "ranks write changes of different versions": Fault(
+        "slime/weight_sync/transports/delta.py",
+        "        if len({*links}) > 1:\n",
+        "        if False:\n",
+        ("tests/weight_sync/test_shared_delta.py",),
+        "that_hold_different_versions",
+    ),
     "a trainer that was replaced writes a whole version instead": Fault(
         "slime/weight_sync/transports/delta.py",
         "unread = error.status not in (None, CONFLICT)",

@@ -64,6 +64,22 @@ class Weights(Protocol):
         """Lists of at most ``max_bytes`` each, a larger tensor alone. Do not write to them."""
 
 
+class StagedWeights(Weights, Protocol):
+    """Weights whose pipeline stages can be given side by side.
+
+    Attributes:
+        stage: of this rank.
+    """
+
+    stage: int
+
+    def own_buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
+        """Gives, as `buckets` does, the tensors of this rank's stage alone, in the order of the manifest.
+
+        The ranks of a copy's stage iterate in step with each other, and with no others.
+        """
+
+
 class HeldTensor(NamedTuple):
     """A parameter of a trainer rank.
 

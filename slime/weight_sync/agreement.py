@@ -1,7 +1,7 @@
 """Steps that all trainer ranks take together, and that fail together."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar, cast
@@ -85,6 +85,19 @@ class RankAgreement:
         for rank, outcome in enumerate(outcomes):
             if outcome is not None:
                 raise RuntimeError(f"weight sync, step {name!r}: rank {rank} failed: {outcome}")
+
+    def on_first(self, name: str, work: Callable[[], T]) -> T:
+        """A step of rank 0 alone; returns what it has made on every rank.
+
+        Raises:
+            RuntimeError: it failed there.
+            TimeoutError: another rank did not reach it in time.
+        """
+        made: T | None = None
+        with self.step(name):
+            if dist.get_rank() == 0:
+                made = work()
+        return cast(T, self.of_first(name, made))
 
     def of_first(self, name: str, value: T) -> T:
         """What rank 0 has, on every rank.

@@ -3,14 +3,16 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
+from typing import cast
 
 import torch
 
 from slime.observability.spans import SpanList
-from slime.training.weights import NamedTensors, TensorInfo, Weights
+from slime.training.weights import NamedTensors, StagedWeights, TensorInfo, Weights
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.filters.filter import Filter
 from slime.weight_sync.proof import SentTensors
+from slime.weight_sync.split import Share, split
 
 Send = Callable[[NamedTensors, bool], int]
 """Takes a bucket, and whether it is the last one; returns the bytes that this rank handed over."""
@@ -74,6 +76,22 @@ class WeightPlan:
         self._spans = SpanList() if spans is None else spans
         self.ranks = source.ranks
         self.sent = SentTensors() if notes_sent else None
+
+    @property
+    def stage(self) -> int:
+        """The pipeline stage of this rank, of a source that has some."""
+        return cast(StagedWeights, self._source).stage
+
+    def share(self, stages: Sequence[int], rank: int) -> "WeightPlan":
+        """What a rank is given where all of them share the weights of such a source.
+
+        Args:
+            stages: of all ranks, in order.
+        """
+        own = split(self._source.manifest(), stages)[rank]
+        share = WeightPlan(Share(cast(StagedWeights, self._source), own), self._filters, self._max_bytes)
+        share._spans, share.sent = self._spans, self.sent
+        return share
 
     def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
         """Takes note of the engines that are updated from now on. Collective on all trainer ranks."""

@@ -33,6 +33,10 @@ class SentTensors:
             yield bucket
             del bucket  # the next one is made without it in memory
 
+    def add(self, digests: Digests) -> None:
+        """Takes note of what another rank has sent."""
+        self._digests = {**self._digests, **digests}
+
     def require_held(self, engines: Sequence[EngineClient], weights: Iterable[str]) -> None:
         """Compares with all engines, and these with each other.
 

@@ -96,9 +96,13 @@ class Route:
     def prepare(self) -> None:
         """Gets the first bucket ready while engines compute."""
         self.floor = 0.0
-        if self.sources & self.plan.ranks:
+        plan = self.plan
+        for transport in self.serving:
+            if transport.splits:  # and says then which ranks are sources
+                plan = transport.own(plan)
+        if self.sources & plan.ranks:
             parts = max(transport.buckets_at_once for transport in self.serving)
-            self._passage = self.plan.begin(self._prepare if self.sends else None, parts)
+            self._passage = plan.begin(self._prepare if self.sends else None, parts)
 
     def prepare_next(self) -> None:
         """Gets another one ready."""

@@ -16,6 +16,7 @@ from slime.adapters.peft_format import tensor_name
 from slime.backends.sglang_utils.client import EngineClient
 from slime.config.run import run_config
 from slime.utils.types import EngineEndpoint
+from slime.weight_sync.agreement import RankAgreement
 from slime.weight_sync.update import AdapterWeights, WeightUpdate
 from tests.run_args import run_args
 from tests.weight_sync.disk_faults import Disk
@@ -34,17 +35,19 @@ class Loss:
     """The moment at which a trainer is lost, and how.
 
     Attributes:
-        step: the number of the message or, with ``of_files``, of what is done in the directory of versions.
+        step: the number of the message, of what is done in the directory of versions, or of what trainer
+            ranks tell each other: see `send`.
         when: "before" it, "under way", or "answered".
         how: "killed", "other rank" (which is killed while the first one speaks to the engine), or "stopped".
         note: where one that is stopped leaves its process id.
+        rank: whose steps are counted, and who is killed.
     """
 
     step: int
     when: str
     how: str = "killed"
-    of_files: bool = False
     note: str = ""
+    rank: int = 0
 
     def come(self, pids: list[int]) -> None:
         if self.how == "stopped":
@@ -53,7 +56,7 @@ class Loss:
             # To this thread: another one might be told first, and this one send its message meanwhile.
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         else:
-            os.kill(pids[self.how == "other rank"], signal.SIGKILL)
+            os.kill(pids[1 if self.how == "other rank" else self.rank], signal.SIGKILL)
 
 
 class Files(Disk):
@@ -94,8 +97,21 @@ def adapter_of(version: int) -> dict[str, torch.Tensor]:
     }
 
 
-def send(rank: int, url: str, sent: Sent, flags: dict, loss: Loss | None, of_files: bool = False) -> int:
-    """Gives an engine some versions; returns how many steps that took. Adapters are of the first base."""
+def send(
+    rank: int,
+    url: str,
+    sent: Sent,
+    flags: dict,
+    loss: Loss | None,
+    of_files: bool = False,
+    tells: bool = False,
+) -> int:
+    """Gives an engine some versions; returns how many steps that took. Adapters are of the first base.
+
+    Args:
+        of_files: whether steps are what is done to files, in place of messages to the engine.
+        tells: whether they are what ranks tell each other.
+    """
     dist.init_process_group("gloo")
     config, source, adapter = run_config(run_args(**flags)), Source({}, sent[0][1]), Source({})
     has_adapter = config.lora.lora_rank > 0
@@ -104,8 +120,11 @@ def send(rank: int, url: str, sent: Sent, flags: dict, loss: Loss | None, of_fil
     pids = [0] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
     steps, endpoints = itertools.count(), [EngineEndpoint(url, None, 1, 0 if flags["colocate"] else None)]
-    if rank == 0:
-        _observe(steps, loss, pids, flags["update_weight_disk_dir"] if of_files else None)
+    if tells:
+        _observe_ranks(steps, loss if loss is not None and loss.rank == rank else None, pids)
+    elif rank == (0 if loss is None else loss.rank) or of_files:
+        own = loss if loss is not None and loss.rank == rank else None
+        _observe(steps, own, pids, flags["update_weight_disk_dir"] if of_files else None)
     try:
         for index, (version, path) in enumerate(sent):
             source.weights = load_file(f"{path}/model.safetensors")
@@ -122,6 +141,22 @@ def send(rank: int, url: str, sent: Sent, flags: dict, loss: Loss | None, of_fil
             _require_kept_out(update, endpoints, error)
         raise
     return taken
+
+
+def _observe_ranks(steps, loss: Loss | None, pids: list[int]) -> None:
+    """Counts what the ranks of a trainer tell each other."""
+    exchange = RankAgreement._exchange
+
+    def observed(self, *args):
+        is_here = next(steps) == (loss and loss.step)
+        if is_here and loss.when == "before":
+            loss.come(pids)
+        found = exchange(self, *args)
+        if is_here:
+            loss.come(pids)
+        return found
+
+    RankAgreement._exchange = observed
 
 
 def _observe(steps, loss: Loss | None, pids: list[int], folder: str | None) -> None:

@@ -23,6 +23,7 @@ from slime.training.weights import ADAPTER as ADAPTER_ALONE
 from slime.training.weights import BASE, Weights
 from slime.utils.tensor_bucket import serialize_tensors
 from slime.utils.types import EngineEndpoint
+from slime.weight_sync.transports.delta import DeltaTransport
 from slime.weight_sync.update import AdapterWeights, WeightUpdate
 from tests.engines.embedded import Server
 from tests.engines.in_process import InProcessEngine
@@ -254,8 +255,16 @@ def _update(
         name = SERVED_ADAPTER if args.lora_rank and not args.lora_merge else None
         looked_at = [_looked_at(EngineClient(endpoint), name) for endpoint in endpoints] if rank == 0 else []
         found.append(looked_at)
+    _require_all_to_write(update)
     update.disconnect()
     return found
+
+
+def _require_all_to_write(update: WeightUpdate) -> None:
+    """Changes in a directory are those of all ranks."""
+    for transport in update._transports:
+        if isinstance(transport, DeltaTransport):
+            assert transport.source_ranks() == set(range(dist.get_world_size()))
 
 
 def _megatron(args: Any) -> tuple[Weights, list[AdapterWeights], Callable[[str], None]]:

@@ -26,13 +26,14 @@ def _three_steps(rank):
         told = f"{type(error).__name__}: {error}"
     with agreement.step("third"):
         pass
-    return told, agreement.any_rank("of one", rank == 1), agreement.any_rank("of none", False)
+    made = agreement.on_first("fourth", lambda: 7 - rank)
+    return told, agreement.any_rank("of one", rank == 1), agreement.any_rank("of none", False), made
 
 
 def test_a_step_that_fails_on_one_rank_fails_on_all_and_they_go_on_together():
     assert run_ranks(_three_steps, 2) == [
-        ("RuntimeError: weight sync, step 'second': rank 1 failed: ValueError: broken", True, False),
-        ("ValueError: broken", True, False),
+        ("RuntimeError: weight sync, step 'second': rank 1 failed: ValueError: broken", True, False, 7),
+        ("ValueError: broken", True, False, 7),
     ]
 
 

@@ -3,11 +3,8 @@
 import pytest
 import torch
 
-from slime.config.run import run_config
-from slime.weight_sync.transports.delta import DeltaTransport
-from slime.weight_sync.versions.codec import bytes_in
-from slime.weight_sync.versions.manifest import Entry
-from tests.run_args import run_args
+from slime.weight_sync.versions.manifest import Link
+from slime.weight_sync.versions.share import HeldShare
 
 
 @pytest.mark.parametrize(
@@ -20,8 +17,7 @@ from tests.run_args import run_args
     ],
 )
 def test_tensors_share_a_bucket_while_they_fit(sizes, buckets):
-    transport = DeltaTransport(run_config(run_args(update_weight_buffer_size=10)))
-    for at, size in enumerate(sizes):
-        transport._entries[str(at)] = Entry((size,), "uint8", "", "")
-        transport._held[str(at)] = bytes_in(torch.zeros(size, dtype=torch.uint8))
-    assert [[tensor.nbytes for _, tensor in bucket] for bucket in transport._buckets()] == buckets
+    held = HeldShare("xor", "xxh3-128")
+    held.keep([(str(at), torch.zeros(size, dtype=torch.uint8)) for at, size in enumerate(sizes)])
+    held.move_on(Link(1, "state"))
+    assert [[tensor.nbytes for _, tensor in bucket] for bucket in held.tensors(10)] == buckets

@@ -52,6 +52,7 @@ def place(request):
 def unstarted(args, engines, root, mode, place):  # noqa: F811
     """What makes a trainer of one engine, and the folder of one of both."""
     args.update_weight_mode = mode
+    args.update_weight_buffer_size = 1  # a file for each tensor
     engine = engines()
     return partial(Trainer, args, engine), root if place == "trainer" else engine.local
 

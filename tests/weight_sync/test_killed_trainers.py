@@ -79,17 +79,21 @@ class Trial:
             assert all(gap(left, right) > 0.1 for left, right in pairs)
             self.probes = self.new_probes()
 
-    def give(self, *versions, loss=None, of_files=False, ranks=1):
-        """Returns how many steps it took."""
-        sent = [(version, self.paths[version]) for version in versions]
-        timeout = ENDS_WITHIN_S
-        return run_ranks(send, ranks, self.url, sent, self.flags, loss, of_files, timeout=timeout)[0]
+    def give(self, *versions, ranks=1, **options):
+        """Returns how many steps it took the first rank."""
+        return self.steps(*versions, ranks=ranks, **options)[0]
 
-    def lose(self, *versions, loss, of_files=False):
+    def steps(self, *versions, loss=None, of_files=False, tells=False, ranks=1):
+        """Returns how many steps it took each rank."""
+        sent = [(version, self.paths[version]) for version in versions]
+        more = loss, of_files, tells
+        return run_ranks(send, ranks, self.url, sent, self.flags, *more, timeout=ENDS_WITHIN_S)
+
+    def lose(self, *versions, loss, ranks=1, **options):
         """A trainer is lost, and the owner of the engine sees that it does not answer."""
-        ranks = 2 if loss.how == "other rank" else 1
+        ranks = 2 if loss.how == "other rank" else ranks
         with pytest.raises(RuntimeError, match=r"rank 0 died|rank 1 died|waited for the other trainer ranks"):
-            self.give(*versions, loss=loss, of_files=of_files, ranks=ranks)
+            self.give(*versions, loss=loss, ranks=ranks, **options)
         self.ask()
 
     def ask(self):
@@ -146,7 +150,25 @@ def test_so_it_does_when_it_was_killed_while_it_wrote(transport, every, trial):
         at.require("2", step)
 
 
-@pytest.mark.parametrize("transport", ["handle", "shard group", *longer("broadcast", "disk", "adapters")])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("step_of", ["tells", *longer("of_files")])
+@every(23)
+def test_so_it_does_when_one_of_two_ranks_that_write_changes_was_killed(step_of, rank, every, trial):
+    """At each thing that they tell each other, and that this one does in the directory of versions."""
+    at = trial("delta")
+    options = {"ranks": 2, step_of: True}
+    whole = at.steps(1, 2, **options)[rank]
+    when = ("before", "answered") if step_of == "tells" else ("before",)
+    assert whole > 20
+    for step, moment in [*itertools.product(range(whole), when)][every - 1 :: every]:
+        at.lose(1, 2, loss=Loss(step, moment, rank=rank), **options)
+        at.give(2, ranks=2)
+        at.require("2", (rank, step, moment))
+
+
+@pytest.mark.parametrize(
+    "transport", ["handle", "shard group", *longer("broadcast", "disk", "delta", "adapters")]
+)
 @every(11)
 def test_a_rank_that_loses_another_one_ends_by_name_and_leaves_no_mixture(transport, every, trial):
     at = trial(transport)

@@ -38,7 +38,7 @@ UPDATE = ("pause", "flush", "begin_weight", "update_weights", "end_weight", "con
 class Source:
     """A model's weights as a trainer has them, in three buckets."""
 
-    ranks, rounding = frozenset({0}), 0.0
+    ranks, rounding, stage = frozenset({0}), 0.0, 0
 
     def __init__(self, weights, served=None):
         self.weights, self._served = weights, served
@@ -51,6 +51,9 @@ class Source:
         third = -(-len(pairs) // 3)
         for start in range(0, len(pairs), third):
             yield pairs[start : start + third]
+
+    def own_buckets(self, max_bytes):
+        return self.buckets(max_bytes)
 
     def held(self):
         return [

@@ -8,7 +8,7 @@ from tests.weight_sync.sync_draws import TRANSPORTS, draw
 pytestmark = pytest.mark.slow
 
 SEEDS = [("handle", 58), ("handle", 24), ("broadcast", 50), ("disk", 18), ("delta", 76), ("disk", 84)]
-SEEDS += [("group delta", 137), ("shards", 13), ("shard group", 13)]
+SEEDS += [("delta", 38), ("delta", 106), ("group delta", 137), ("shards", 13), ("shard group", 13)]
 
 
 def test_engines_hold_and_say_what_fresh_ones_do_after_each_of_a_row_of_syncs(tmp_path):

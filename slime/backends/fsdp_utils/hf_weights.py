@@ -36,6 +36,7 @@ class FsdpHfTensors:
         self._adapters = adapters_of(model)
         self._rounded: list[torch.Tensor] = []
         self.ranks = frozenset(range(dist.get_world_size()))
+        self.stage = 0
 
     @property
     def rounding(self) -> float:
@@ -84,6 +85,10 @@ class FsdpHfTensors:
             used += size
         if bucket:
             yield self._gather(bucket)
+
+    def own_buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
+        """All of them: there are no pipeline stages."""
+        return self.buckets(max_bytes)
 
     def _dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
         return self._dtype if isinstance(tensor, torch.nn.Parameter) else tensor.dtype

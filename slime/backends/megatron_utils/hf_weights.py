@@ -26,11 +26,10 @@ from slime.backends.megatron_utils.named_params import (
 )
 from slime.backends.megatron_utils.value_head import is_of_value_head
 from slime.config.model import ModelConfig
-from slime.models import FAMILIES, HfConfigError, family_of
+from slime.models import family_of
 from slime.models.checkpoint.load_shard import ShardSpec, load_shard
 from slime.models.checkpoint.safetensors_dir import TensorReader
 from slime.models.checkpoint.weights_dir import WeightsReader
-from slime.models.hf_config import read_hf_config
 from slime.models.rules import Rule
 from slime.models.served_layout import ServedTensor, served_layout
 from slime.training.weights import (
@@ -94,6 +93,7 @@ class HfWeights:
         require_form(form, FULL, BASE, ADAPTER)
         self._shape = shape
         self.ranks = ranks_of_a_copy()
+        self.stage = mpu.get_pipeline_model_parallel_rank()
         rules = family_of(shape.model_type).weights
         # The copy of a tied embedding on the last pipeline stage, for one, has no tensor in checkpoints.
         absent = rules.absent(shape)
@@ -135,11 +135,21 @@ class HfWeights:
 
     def buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
         """Lists of (HF name, tensor) of at most ``max_bytes`` each; a larger parameter comes alone."""
+        return self._joined_buckets(self._infos, max_bytes, over_stages=True)
+
+    def own_buckets(self, max_bytes: int) -> Iterator[NamedTensors]:
+        """See `StagedWeights`."""
+        own = [info for info in self._infos if info.stage == self.stage]
+        return self._joined_buckets(own, max_bytes, over_stages=False)
+
+    def _joined_buckets(
+        self, infos: Sequence[ParamInfo], max_bytes: int, over_stages: bool
+    ) -> Iterator[NamedTensors]:
         self._forget_rounding()
         stacks = Stacks(self._shape)
-        for bucket in self._pack(max_bytes):
+        for bucket in _packed(infos, max_bytes):
             pairs = []
-            for name, expert, tensor in self._gather(bucket):
+            for name, expert, tensor in self._gather(bucket, over_stages):
                 if expert is None:
                     pairs.append((name, tensor))
                 elif (stack := stacks.add(name, expert, tensor)) is not None:
@@ -161,9 +171,8 @@ class HfWeights:
 
     def _all_infos(self) -> list[ParamInfo]:
         """The parameters of all pipeline stages in order, identical on every rank."""
-        stage = mpu.get_pipeline_model_parallel_rank()
         local = [
-            ParamInfo(name, stage, tuple(param.shape), param.dtype, partition_dim(name, param))
+            ParamInfo(name, self.stage, tuple(param.shape), param.dtype, partition_dim(name, param))
             for name, param in self._params.items()
         ]
         stages: list[list[ParamInfo]] = [local] * mpu.get_pipeline_model_parallel_world_size()
@@ -171,24 +180,13 @@ class HfWeights:
             dist.all_gather_object(stages, local, group=mpu.get_pipeline_model_parallel_group())
         return list(chain.from_iterable(stages))
 
-    def _pack(self, max_bytes: int) -> Iterator[list[ParamInfo]]:
-        bucket: list[ParamInfo] = []
-        used = 0
-        for info in self._infos:
-            needed = info.full_bytes
-            if bucket and used + needed > max_bytes:
-                yield bucket
-                bucket, used = [], 0
-            bucket.append(info)
-            used += needed
-        if bucket:
-            yield bucket
-
     @torch.no_grad()
-    def _gather(self, bucket: list[ParamInfo]) -> list[tuple[str, int | None, torch.Tensor]]:
+    def _gather(
+        self, bucket: list[ParamInfo], over_stages: bool
+    ) -> list[tuple[str, int | None, torch.Tensor]]:
         """(HF name, expert, tensor); with an expert it is that one's part of the tensor of that name."""
         # Shards cross pipeline stages before they are joined: that moves 1 / TP of the bytes.
-        shards = self._broadcast_over_stages(bucket)
+        shards = self._broadcast_over_stages(bucket) if over_stages else [self._shard(i.name) for i in bucket]
         gathered = _gather_parts(bucket, shards)
         return [
             piece
@@ -222,10 +220,9 @@ class HfWeights:
 
     def _broadcast_over_stages(self, bucket: list[ParamInfo]) -> list[torch.Tensor]:
         group = mpu.get_pipeline_model_parallel_group()
-        own_stage = mpu.get_pipeline_model_parallel_rank()
         shards, waiting = [], []
         for info in bucket:
-            if info.stage == own_stage:
+            if info.stage == self.stage:
                 shard = self._shard(info.name)
             else:
                 shard = torch.empty(info.shape, dtype=info.dtype, device=self._device)
@@ -271,6 +268,20 @@ class Stacks:
         return stack
 
 
+def _packed(infos: Sequence[ParamInfo], max_bytes: int) -> Iterator[list[ParamInfo]]:
+    bucket: list[ParamInfo] = []
+    used = 0
+    for info in infos:
+        needed = info.full_bytes
+        if bucket and used + needed > max_bytes:
+            yield bucket
+            bucket, used = [], 0
+        bucket.append(info)
+        used += needed
+    if bucket:
+        yield bucket
+
+
 def _gather_parts(bucket: list[ParamInfo], shards: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     """The shards of all ranks of a parameter's group, in their order; one where there is no group."""
     gathered, waiting = [], []
@@ -289,15 +300,6 @@ def _wait_all(works: list[dist.Work | None]) -> None:
     for work in works:
         if work is not None:
             work.wait()
-
-
-def is_hf_checkpoint(path: str | Path) -> bool:
-    """Whether ``path`` is a Hugging Face checkpoint of a known family, with safetensors files."""
-    try:
-        config = read_hf_config(path)
-    except HfConfigError:
-        return False
-    return config.get("model_type") in FAMILIES and any(Path(path).glob("*.safetensors"))
 
 
 @torch.no_grad()

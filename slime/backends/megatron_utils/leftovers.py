@@ -1,8 +1,20 @@
-"""Tensors of a checkpoint that a model has no place for."""
+"""Whether a directory is a checkpoint of a known family; tensors of one that a model has no place for."""
+
+from pathlib import Path
 
 from slime.config.model import ModelConfig
-from slime.models import family_of
+from slime.models import FAMILIES, HfConfigError, family_of
 from slime.models.checkpoint.safetensors_dir import TensorReader
+from slime.models.hf_config import read_hf_config
+
+
+def is_hf_checkpoint(path: str | Path) -> bool:
+    """Whether ``path`` is a Hugging Face checkpoint of a known family, with safetensors files."""
+    try:
+        config = read_hf_config(path)
+    except HfConfigError:
+        return False
+    return config.get("model_type") in FAMILIES and any(Path(path).glob("*.safetensors"))
 
 
 def refuse_leftovers(shape: ModelConfig, reader: TensorReader) -> None:

@@ -189,11 +189,13 @@ class StoredHfWeights(HfWeights):
             if isinstance(value, ShardedTensor | ShardedTensorFactory)
         }
 
-    def _gather(self, bucket: list[ParamInfo]) -> list[tuple[str, int | None, torch.Tensor]]:
+    def _gather(
+        self, bucket: list[ParamInfo], over_stages: bool
+    ) -> list[tuple[str, int | None, torch.Tensor]]:
         own = mpu.get_pipeline_model_parallel_rank()
         self._params = {}  # not two buckets at a time
         self._params = self._read([info.name for info in bucket if info.stage == own])
-        return super()._gather(bucket)
+        return super()._gather(bucket, over_stages)
 
     def _read(self, names: list[str]) -> dict[str, torch.Tensor]:
         """These parameters of this rank. Collective."""

@@ -19,8 +19,9 @@ from slime.backends.megatron_utils.checkpoint import (
     load_trained,
     load_weights,
 )
-from slime.backends.megatron_utils.hf_weights import HfWeights, is_hf_checkpoint, load_hf_weights
+from slime.backends.megatron_utils.hf_weights import HfWeights, load_hf_weights
 from slime.backends.megatron_utils.initialize import init
+from slime.backends.megatron_utils.leftovers import is_hf_checkpoint
 from slime.backends.megatron_utils.lora_checkpoint import adapter_params, load_peft, turn_off
 from slime.backends.megatron_utils.named_adapters import MegatronAdapters
 from slime.backends.megatron_utils.named_params import named_weights

@@ -32,6 +32,11 @@ def whole_pairs(buckets: Iterable[NamedTensors]) -> Iterator[NamedTensors]:
         yield waiting
 
 
+def pair_of(name: str) -> str:
+    """Equal for the tensors of a pair, and another one for each other tensor."""
+    return _second(name)
+
+
 def _sorted_out(bucket: NamedTensors, waiting: NamedTensors) -> tuple[NamedTensors, NamedTensors]:
     """What can go, and what waits for its second from now on."""
     present = {name for name, _ in bucket}

@@ -1,21 +1,20 @@
 """Weights as changes in a directory that trainer and engines share."""
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-import torch
+import torch.distributed as dist
 
 from slime.backends.sglang_utils.client import EngineError
 from slime.config.weight_update import WeightUpdateConfig
 from slime.training.weights import NamedTensors
 from slime.weight_sync.plan import WeightPlan
 from slime.weight_sync.transports.disk import DiskTransport
-from slime.weight_sync.transports.session import CONFLICT, WriterClient
-from slime.weight_sync.versions.codec import Bytes, apply, bytes_in, checksum, difference
-from slime.weight_sync.versions.manifest import Entry, VersionManifest
-from slime.weight_sync.versions.staged import StagedChanges, StagedVersion
+from slime.weight_sync.transports.session import CONFLICT, SessionTransport, WriterClient
+from slime.weight_sync.versions.manifest import Entry, Link, VersionManifest
+from slime.weight_sync.versions.share import HeldShare
+from slime.weight_sync.versions.staged import StagedChanges, StagedPart, StagedVersion
 
 logger = logging.getLogger(__name__)
 
@@ -29,127 +28,263 @@ def is_followed(config: WeightUpdateConfig) -> bool:
 
 
 class DeltaTransport(DiskTransport):
-    """Trainer rank 0 writes what has changed since the version that all engines have confirmed.
+    """Trainer ranks write what has changed since the version that all engines have confirmed.
 
-    It keeps that version in memory. The first one after a start is written whole. So is one whose changes a
-    reader cannot make use of, because an earlier one is missing or damaged, before any engine stops; and one
-    after so many, or so large, changes that whoever is late had better read a whole one.
+    Each keeps its share of that version in memory, and writes files of its own; rank 0 makes a version of
+    these, and speaks to engines. Where not all ranks reach the directory rank 0 alone keeps and writes.
+
+    The first version after a start is written whole. So is one whose changes a reader cannot make use of,
+    because an earlier one is missing or damaged, before any engine stops; one after so many, or so large,
+    changes that whoever is late had better read a whole one; and one for which ranks hold different versions.
     """
+
+    splits = True
 
     def __init__(self, config: WeightUpdateConfig) -> None:
         super().__init__(config)
         self._encoding = config.weight_sync.update_weight_delta_encoding
+        self._held = HeldShare(self._encoding, self._algorithm)
+        self._given: WeightPlan | None = None  # since engines were connected
+        self._stages: list[int] | None = None  # of the ranks that write; None: rank 0 alone does
+        self._part: StagedPart | None = None
+        self._link = Link(0, "")
+        self._forget_pending()
+        # Of rank 0.
         self._base: VersionManifest | None = None
-        self._entries: dict[str, Entry] = {}
-        self._held: dict[str, Bytes] = {}
-        self._next: dict[str, Bytes] = {}
-        self._changes: dict[str, bytes] = {}
-        self._changed = self._links = self._link_bytes = self._oldest = 0
+        self._places: dict[WriterClient, str] = {}
+        self._changed = self._change_bytes = 0
+        self._links = self._link_bytes = self._oldest = 0
 
     @classmethod
     def is_wanted(cls, config: WeightUpdateConfig) -> bool:
         return config.weight_sync.update_weight_mode == "delta" and not is_followed(config)
 
+    @property
+    def _is_first(self) -> bool:
+        return dist.get_rank() == 0
+
+    @property
+    def _has_readers(self) -> bool:
+        return self.publishes or bool(self._endpoints)
+
+    @property
+    def _writes(self) -> bool:
+        return self._is_first and self._has_readers
+
+    @property
+    def _writers(self) -> int:
+        return 1 if self._stages is None else len(self._stages)
+
+    def source_ranks(self) -> set[int]:
+        return set(range(self._writers))
+
+    def own(self, plan: WeightPlan) -> WeightPlan:
+        if self._given is None:
+            self._given = self._shared(plan)
+        return self._given
+
+    def _shared(self, plan: WeightPlan) -> WeightPlan:
+        """What of a plan this rank is given; all of it where rank 0 alone reaches the directory."""
+        if dist.get_world_size() == 1:
+            return plan
+        told = self.agreement.of_all("ranks that reach the directory", (plan.stage, self._reaches()))
+        stages: list[int] | None = [stage for stage, _ in told]
+        if not all(reaches for _, reaches in told):
+            lost = [rank for rank, (_, reaches) in enumerate(told) if not reaches]
+            self._warn(f"{self._storage}: not reached by trainer ranks {lost}: rank 0 writes all")
+            stages = None
+        if stages != self._stages:
+            self._stages = stages
+            self._held.drop()
+        return plan if stages is None else plan.share(stages, dist.get_rank())
+
+    def _reaches(self) -> bool:
+        if self._is_first:
+            return True
+        try:
+            return self.writer is not None and self._access(partial(self._storage.has_taken, self.writer))
+        except RuntimeError as error:
+            logger.warning("trainer rank %s: %s", dist.get_rank(), error)
+            return False
+
+    def _warn(self, what: str) -> None:
+        """Says once what all ranks know."""
+        if self._is_first:
+            logger.warning("%s", what)
+
     def open(self, version: str, plan: WeightPlan) -> None:
-        self._next, self._changes, self._changed = {}, {}, 0
-        super().open(version, plan)
+        self._version, self._plan = version, plan
+        if not self._has_readers:
+            return
+        links = self.agreement.of_all("the version that each rank holds", self._held.link)
+        if len({*links}) > 1:
+            self._warn(f"version {version} comes whole: trainer ranks hold {links}")
+            self._held.drop()
+        if self._held.link is None:
+            self._base = None
+        self._held.begin()
+        self._forget_pending()
+        self._stage_part(is_whole=self._held.link is None)
 
     def send(self, bucket: NamedTensors, is_last: bool) -> int:
-        if isinstance(self._staged, StagedChanges):
-            return self._send_changes(self._staged, bucket)
-        if self._staged is not None:
-            # Of its own: the trainer goes on to change what it has given.
-            self._next |= {name: _copied(tensor) for name, tensor in bucket}
-        return super().send(bucket, is_last)
+        if self._part is None:
+            return 0
+        if self._held.link is None:
+            whole = self._held.keep(bucket)
+            sent = self._make_room(sum(tensor.nbytes for _, tensor in whole))
+            self._whole += whole
+        else:
+            changes = self._held.changes_of(bucket)
+            sent = self._make_room(sum(len(payload) for _, payload in changes.values()))
+            self._changes |= changes
+        if is_last:
+            self._write_waiting()
+        return sent
 
-    def _stage(self) -> StagedVersion:
-        if self._base is None:
-            return super()._stage()
-        return StagedChanges(self._storage, int(self._version), self._base, self._encoding)
+    def _make_room(self, nbytes: int) -> int:
+        """Writes what waits for a file of its own if so many bytes would make it larger than a bucket."""
+        if self._waiting + nbytes > self._bucket_bytes:
+            self._write_waiting()
+        self._waiting += nbytes
+        return nbytes
 
-    def _send_changes(self, staged: StagedChanges, bucket: NamedTensors) -> int:
-        changes: dict[str, tuple[Entry, bytes]] = {}
-        for name, tensor in bucket:
-            data = tensor.detach().cpu().contiguous()
-            found = difference(bytes_in(data), self._held[name], self._encoding)
-            if found is not None:
-                digest, dtype = checksum(self._algorithm, bytes_in(data)), str(data.dtype)
-                entry = Entry(tuple(data.shape), dtype.removeprefix("torch."), "", digest)
-                changes[name] = entry, found.payload
-                self._changes[name] = found.payload
-                self._changed += found.changed
-        return self._on_disk(partial(staged.write_changes, changes))
+    def _write_waiting(self) -> None:
+        assert self._part is not None
+        if self._whole:
+            self._on_disk(partial(self._part.write, self._whole))
+        if self._changes:
+            self._on_disk(partial(self._part.write_changes, self._changes))
+        self._forget_pending()
 
-    def _fetch(self) -> dict[WriterClient, str]:
+    def _forget_pending(self) -> None:
+        self._whole: NamedTensors = []
+        self._changes: dict[str, tuple[Entry, bytes]] = {}
+        self._waiting = 0
+
+    def commit(self) -> None:
+        if not self._has_readers:
+            return
+        self._publish()
+        while self.agreement.on_first("bring the version to engines", self._comes_whole):
+            self._write_whole()
+        digests = self._digests_of_all()
+        self.agreement.on_first("have engines take the version", partial(self._take_in, digests))
+
+    def resume(self) -> None:
+        if not self._has_readers:
+            return
+        with self.agreement.step("have engines go on"):
+            self._go_on()
+        with self.agreement.step("hold the version that engines have"):
+            self._hold()
+        self._part = self._staged = None
+        if self.agreement.on_first("count changes", self._is_chain_long):
+            self._write_whole()
+            self.agreement.on_first("begin a chain", self._begin_chain)
+
+    def _stage_part(self, is_whole: bool) -> None:
+        """Begins what this rank writes of the version; the first one has to, before others write."""
+        self._part = self._staged = None
+        version, rank = int(self._version), dist.get_rank()
+        if self._is_first:
+            self._part = self._staged = self._on_disk(partial(self._stage_version, is_whole))
+        elif rank < self._writers:
+            part = self._on_disk(partial(self._storage.draft_part, version))
+            self._part = StagedPart(part, self._algorithm, rank, self._writers)
+
+    def _stage_version(self, is_whole: bool) -> StagedVersion:
+        version = int(self._version)
+        if is_whole or self._base is None:
+            return StagedVersion(self._storage, version, self._algorithm, self._writers)
+        return StagedChanges(self._storage, version, self._base, self._encoding, self._writers)
+
+    def _publish(self) -> None:
+        """Makes what all ranks have written a version."""
+        with self.agreement.step("check what was written"):
+            if self._part is not None:
+                self._on_disk(self._part.check)
+        part = None if self._part is None or self._is_first else self._part.part
+        sizes = self._held.changed, self._held.change_bytes
+        told = self.agreement.of_all("parts of the version", (part, *sizes))
+        parts = [part for part, *_ in told if part is not None]
+
+        def complete() -> Link:
+            assert self._staged is not None
+            self._changed = sum(changed for _, changed, _ in told)
+            self._change_bytes = sum(nbytes for *_, nbytes in told)
+            self._published = self._on_disk(partial(self._staged.complete, self._assets, parts))
+            self._tell_written()
+            return self._published.link
+
+        self._link = self.agreement.on_first("publish the version", complete)
+
+    def _write_whole(self) -> None:
+        """Writes the version that is kept, with the changes that are not confirmed yet, in place of these."""
+        with self.agreement.step("begin a whole version"):
+            self._stage_part(is_whole=True)
+        with self.agreement.step("write a whole version"):
+            if self._part is not None:
+                for bucket in self._held.tensors(self._bucket_bytes):
+                    self._on_disk(partial(self._part.write, bucket))
+        self._publish()
+
+    def _comes_whole(self) -> bool:
+        """Whether a reader cannot make use of changes; else the version is there for engines to load."""
         try:
-            return super()._fetch()
+            with self.spans.measure("fetch"):
+                self._places = self._fetch()
         except EngineError as error:
             unread = error.status not in (None, CONFLICT)
             if not unread or self._published is None or self._published.base is None:
                 raise
             logger.warning("version %s comes whole: %s", self._version, error)
-            self._published = self._on_disk(partial(self._write_whole, int(self._version)))
-            self._tell_written()
-            return super()._fetch()
+            return True
+        return False
 
-    def _write_whole(self, version: int) -> VersionManifest:
-        """Writes the version that is kept, with the changes that are not confirmed yet."""
-        staged = StagedVersion(self._storage, version, self._algorithm)
-        for bucket in self._buckets():
-            staged.write(bucket)
-        return staged.publish(self._assets)
+    def _take_in(self, digests: list[dict[str, tuple[str, str]]]) -> None:
+        """Engines stand still, and load the version."""
+        for each in digests:
+            if self._plan is not None and self._plan.sent is not None:
+                self._plan.sent.add(each)
+        self._load(self._places)
 
-    def _buckets(self) -> Iterator[NamedTensors]:
-        bucket: NamedTensors = []
-        size = 0
-        for name, entry in self._entries.items():
-            data = self._held[name]
-            if bucket and size + data.nbytes > self._bucket_bytes:
-                yield bucket
-                bucket, size = [], 0
-            data = apply(data, self._changes[name], self._encoding) if name in self._changes else data
-            bucket.append((name, entry.tensor(data)))
-            size += data.nbytes
-        if bucket:
-            yield bucket
+    def _go_on(self) -> None:
+        SessionTransport.resume(self)
 
-    def _confirmed(self) -> None:
-        published, base = self._published, self._base
-        assert published is not None
-        for name, payload in self._changes.items():
-            self._held[name] = apply(self._held[name], payload, self._encoding)
-        if base is None:
-            self._held = self._next
-        self._entries |= published.tensors
-        self._base = replace(published, tensors=dict(self._entries), base=None)
-        self.density = self._changed / max(self._whole_bytes, 1) if base is not None else 0.0
-        if published.base is None:
-            self._begin_chain(published.version)
+    def _hold(self) -> None:
+        """Moves the base on: all engines have confirmed the version."""
+        self._held.move_on(self._link)
+        if self._published is not None:
+            base = self._base
+            entries = {**({} if base is None else base.tensors), **self._published.tensors}
+            self._base = replace(self._published, tensors=entries, base=None)
+            self.density = 0.0 if base is None else self._changed / max(self._whole_bytes, 1)
+
+    def _is_chain_long(self) -> bool:
+        """Counts the changes; whether who comes late had better have a whole version."""
+        assert self._published is not None
+        if self._published.base is None:
+            self._begin_chain()
         else:
             self._links += 1
-            self._link_bytes += sum(map(len, self._changes.values()))
+            self._link_bytes += self._change_bytes
             self._remove_others()
-        self._next, self._changes, self._changed = {}, {}, 0
-        if self._links >= MAX_LINKS or self._link_bytes > self._whole_bytes:
-            self._on_disk(partial(self._write_whole, published.version))
-            self._tell_written()
-            self._begin_chain(published.version)
-
-    def _begin_chain(self, version: int) -> None:
-        """A whole version is there: nobody needs those before it."""
-        self._oldest, self._links, self._link_bytes = version, 0, 0
-        self._remove_others()
+        return self._links >= MAX_LINKS or self._link_bytes > self._whole_bytes
 
     @property
     def _whole_bytes(self) -> int:
-        return sum(data.nbytes for data in self._held.values())
+        assert self._plan is not None
+        return self._plan.manifest.nbytes
+
+    def _begin_chain(self) -> None:
+        """A whole version is there: nobody needs those before it."""
+        self._oldest, self._links, self._link_bytes = int(self._version), 0, 0
+        self._remove_others()
+
+    def _leave(self) -> None:
+        self._part = self._staged = self._given = None
 
     def _remove_others(self) -> None:
         if not self._keeps_files:
             kept = range(self._oldest, int(self._version) + 1)
             self._on_disk(partial(self._storage.remove_others, kept))
-
-
-def _copied(tensor: torch.Tensor) -> Bytes:
-    whole = tensor.detach().cpu().contiguous()
-    return bytes_in(whole).copy()

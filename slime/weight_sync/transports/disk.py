@@ -81,13 +81,7 @@ class DiskTransport(SessionTransport):
         self._tell_written()
         with self.spans.measure("fetch"):
             places = self._fetch()
-        self._pause(self._version, self._plan)
-        with self.spans.measure("apply"):
-            self._engines.each(
-                lambda engine: engine.update_weights_from_disk(places[engine], weight_version=self._version)
-            )
-        self._require_flushed()
-        self._compare()
+        self._load(places)
 
     def resume(self) -> None:
         super().resume()
@@ -121,6 +115,17 @@ class DiskTransport(SessionTransport):
         }
         pulled = self._engines.each(lambda engine: _pull(engine, body))
         return dict(zip(self._engines.clients, pulled, strict=True))
+
+    def _load(self, places: Mapping[WriterClient, str]) -> None:
+        """Has each engine stand still, and load the version from its directory."""
+        assert self._plan is not None
+        self._pause(self._version, self._plan)
+        with self.spans.measure("apply"):
+            self._engines.each(
+                lambda engine: engine.update_weights_from_disk(places[engine], weight_version=self._version)
+            )
+        self._require_flushed()
+        self._compare()
 
     def _confirmed(self) -> None:
         """All engines have loaded the version."""

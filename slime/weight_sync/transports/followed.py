@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from slime.utils.types import EngineEndpoint
 from slime.utils.worker_url import spelling
 from slime.weight_sync.agreement import wait_limit
 from slime.weight_sync.transports.delta import DeltaTransport, is_followed
-from slime.weight_sync.transports.session import EngineClients
+from slime.weight_sync.transports.session import EngineClients, WriterClient
 from slime.weight_sync.versions.board import Board, Follower, Published
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _COMMAND = "slime weights follow"
 
 
 class FollowedTransport(DeltaTransport):
-    """Trainer rank 0 writes versions as `DeltaTransport` does, and speaks to no engine of them.
+    """Trainer ranks write versions as `DeltaTransport` does, and speak to no engine of them.
 
     Beside each engine a follower (`slime.weight_sync.follower`) stages what is published, has the engine load
     it, and notes what that then says it serves. The base moves on when every one has: of the engines of the
@@ -41,14 +41,11 @@ class FollowedTransport(DeltaTransport):
         self.publishes = config.weight_sync.publish_weights
         self._edition = 0
         self._check_pending = False
+        self._deadline: float | None = None
 
     @classmethod
     def is_wanted(cls, config: WeightUpdateConfig) -> bool:
         return config.weight_sync.update_weight_mode == "delta" and is_followed(config)
-
-    @property
-    def _writes(self) -> bool:
-        return dist.get_rank() == 0 and (self.publishes or bool(self._endpoints))
 
     def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
         """The engines take weights from their followers: this trainer takes nothing but the directory."""
@@ -64,19 +61,22 @@ class FollowedTransport(DeltaTransport):
             RuntimeError: a follower of one of the run's engines could not bring it, or there is none.
             EngineError: such an engine does not answer.
         """
-        if self._staged is None or self._plan is None:
-            return
-        self._published = self._on_disk(partial(self._staged.publish, self._assets))
-        self._tell_written()
+        self._deadline = None
+        super().commit()
+
+    def _comes_whole(self) -> bool:
+        """Announces the version, and waits for followers; see `DeltaTransport`."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._limit_s
         with self.spans.measure("follow"):
-            self._wait(self._announce(), time.monotonic() + self._limit_s)
+            return self._wait(self._announce(), self._deadline)
+
+    def _load(self, places: Mapping[WriterClient, str]) -> None:
+        """The followers have had their engines do so."""
         self._compare()
 
-    def resume(self) -> None:
+    def _go_on(self) -> None:
         """The followers have let their engines go on."""
-        if self._staged is not None:
-            self._staged = None
-            self._confirmed()
 
     def _announce(self) -> Published:
         assert self._published is not None
@@ -86,8 +86,12 @@ class FollowedTransport(DeltaTransport):
         self._on_disk(lambda: self._board.publish(self._storage.source, published))
         return published
 
-    def _wait(self, published: Published, deadline: float) -> None:
-        """Returns when all followers have confirmed; the others than the run's own until the deadline."""
+    def _wait(self, published: Published, deadline: float) -> bool:
+        """Returns when all followers have confirmed; the others than the run's own until the deadline.
+
+        Returns:
+            Whether one cannot make use of changes, so that they have to come whole.
+        """
         pause, unsure = _LOOK_AGAIN_S, list(self._engines.clients)
         while True:
             followers = self._on_disk(self._board.followers)
@@ -96,8 +100,8 @@ class FollowedTransport(DeltaTransport):
             behind = [name for name, one in followers.items() if one is None or not one.has(published)]
             if not unsure and not behind:
                 break
-            if self._comes_whole(published, followers):
-                return self._wait(self._announce(), deadline)
+            if self._cannot_use_changes(published, followers):
+                return True
             self._require_able(published, own, unsure)
             able = [name for name in behind if not _could_not(followers[name], published)]
             if not able and not unsure:
@@ -111,6 +115,7 @@ class FollowedTransport(DeltaTransport):
         known = [one for one in followers.values() if one is not None and one.has(published)]
         self.pause = max((one.pause for one in known), default=0.0)
         self.commit_time = max((one.commit for one in known), default=0.0)
+        return False
 
     def _own(self, followers: dict[str, Follower | None], published: Published) -> dict[str, Follower]:
         """By the engine's address the followers of the run's own.
@@ -124,8 +129,8 @@ class FollowedTransport(DeltaTransport):
         found = {spelling(one.engine): one for one in known}
         return {url: one for url, one in found.items() if url is not None and url in wanted}
 
-    def _comes_whole(self, published: Published, followers: dict[str, Follower | None]) -> bool:
-        """Whether a version of changes that a follower cannot make use of was written whole in its place."""
+    def _cannot_use_changes(self, published: Published, followers: dict[str, Follower | None]) -> bool:
+        """Whether a follower lacks what they build on, or they are damaged."""
         unread = [
             f"{name}: {one.failure}"
             for name, one in followers.items()
@@ -134,8 +139,6 @@ class FollowedTransport(DeltaTransport):
         if not unread or self._published is None or self._published.base is None:
             return False
         logger.warning("version %s comes whole: %s", self._version, unread[0])
-        self._published = self._on_disk(partial(self._write_whole, int(self._version)))
-        self._tell_written()
         return True
 
     def _require_able(

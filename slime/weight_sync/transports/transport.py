@@ -31,6 +31,7 @@ class Transport(ABC):
         looks_ahead: whether it may prepare more than the first bucket.
         spans: for ``--trace``, in place of those of its own.
         agreement: of all trainer ranks.
+        splits: whether it may give each trainer rank a part of the weights alone; no other serves then.
         publishes: whether it writes versions where there are no engines, too.
         writer: the trainer, by the name that engines are to know it by; None: they are told none.
     """
@@ -41,6 +42,7 @@ class Transport(ABC):
     density = 0.0
     buckets_at_once = 1
     looks_ahead = False
+    splits = False
     publishes = False
     writer: str | None = None
     spans: SpanList
@@ -73,6 +75,10 @@ class Transport(ABC):
     def source_ranks(self) -> set[int]:
         """The trainer ranks whose weights are read; the same answer on every rank."""
         return {0}
+
+    def own(self, plan: WeightPlan) -> WeightPlan:
+        """What this rank is given of an update by a transport that `splits`. Collective on all ranks."""
+        raise NotImplementedError
 
     def path_speed(self) -> float:
         """Bytes per second that its path carries at most, measured now; infinite where it is not known.

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Container, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from slime.models.checkpoint.safetensors_dir import SafetensorReader
@@ -10,7 +11,7 @@ from slime.training.hf_export import copy_assets
 from slime.weight_sync.floor import disk_speed
 from slime.weight_sync.versions.codec import bytes_in, checksum
 from slime.weight_sync.versions.manifest import VersionManifest, directory_of, version_of, write_json
-from slime.weight_sync.versions.owner import require_directory, take_directory
+from slime.weight_sync.versions.owner import is_taken_by, require_directory, take_directory
 
 _UNFINISHED = ".weight_v*.partial"
 
@@ -34,8 +35,14 @@ class Folder:
     def require(self, writer: str) -> None:
         require_directory(self._root, writer)
 
+    def has_taken(self, writer: str) -> bool:
+        return is_taken_by(self._root, writer)
+
     def draft(self, version: int) -> "FolderDraft":
         return FolderDraft(self._root, version)
+
+    def draft_part(self, version: int) -> "FolderPart":
+        return FolderPart(self._root, version)
 
     def remove_others(self, kept: Container[int]) -> None:
         remove_others(self._root, kept)
@@ -44,7 +51,30 @@ class Folder:
         return disk_speed(nbytes, self._root)
 
 
-class FolderDraft:
+class FolderPart:
+    """See `DraftPart`. Its directory is made by the first rank, and nothing is written where it is not."""
+
+    def __init__(self, root: Path, version: int) -> None:
+        self._final = directory_of(root, version)
+        self._partial = root / f".{self._final.name}.partial"
+        self._names: list[str] = []
+
+    def file(self, name: str, specs: Mapping[str, Spec]) -> SafetensorFile:
+        self._names.append(name)
+        return SafetensorFile(self._partial / name, specs)
+
+    def check(self, files: Mapping[str, str], written: Mapping[str, str], algorithm: str) -> None:
+        if written:
+            with _Files(self._partial, files) as reader:
+                _require_written(reader, written, algorithm)
+
+    def discard(self) -> None:
+        for name in self._names:
+            with suppress(OSError):
+                (self._partial / name).unlink()
+
+
+class FolderDraft(FolderPart):
     """See `Draft`. What killed writers have left is removed.
 
     Raises:
@@ -52,14 +82,10 @@ class FolderDraft:
     """
 
     def __init__(self, root: Path, version: int) -> None:
-        self._final = directory_of(root, version)
-        self._partial = root / f".{self._final.name}.partial"
+        super().__init__(root, version)
         for left in root.glob(_UNFINISHED):
             shutil.rmtree(left, ignore_errors=True)
         self._partial.mkdir(parents=True)
-
-    def file(self, name: str, specs: Mapping[str, Spec]) -> SafetensorFile:
-        return SafetensorFile(self._partial / name, specs)
 
     def write_json(self, name: str, content: object) -> None:
         write_json(self._partial / name, content)
@@ -67,20 +93,31 @@ class FolderDraft:
     def copy_assets(self, assets: Path) -> None:
         copy_assets(assets, self._partial)
 
-    def publish(self, manifest: VersionManifest, written: Mapping[str, str]) -> None:
-        """Reads the version once, and gives it its name.
-
-        Raises:
-            ValueError: a tensor is read otherwise than it was written; it is named.
-        """
+    def publish(self, manifest: VersionManifest) -> None:
+        """Gives the version its name."""
         manifest.write(self._partial)
-        verify(self._partial, written, manifest.checksum)
         if self._final.exists():  # of an earlier run, or the changes in whose place all weights come
             shutil.rmtree(self._final)
         self._partial.rename(self._final)
 
-    def discard(self) -> None:
+    def remove(self) -> None:
         shutil.rmtree(self._partial, ignore_errors=True)
+
+
+class _Files(SafetensorReader):
+    """Reads some files of a directory whose index is not there yet.
+
+    Args:
+        files: by the names of tensors.
+    """
+
+    def __init__(self, path: Path, files: Mapping[str, str]) -> None:
+        paths = {file: path / file for file in set(files.values())}
+        self._paths = {name: paths[file] for name, file in files.items()}
+        super().__init__(path)
+
+    def _index(self) -> dict[str, Path]:
+        return self._paths
 
 
 def verify(version: Path, digests: Mapping[str, str], algorithm: str) -> None:
@@ -89,16 +126,19 @@ def verify(version: Path, digests: Mapping[str, str], algorithm: str) -> None:
     Raises:
         ValueError: a file cannot be read, or a tensor is another than was written; it is named.
     """
-    if not digests:
-        return
-    with SafetensorReader(version) as reader:
-        for name, wanted in digests.items():
-            tensor = reader.read(name).contiguous()
-            found = checksum(algorithm, bytes_in(tensor))
-            if found != wanted:
-                raise ValueError(
-                    f"{version}: {name}: {algorithm} {found} is read (wanted: {wanted}, as was written)"
-                )
+    if digests:
+        with SafetensorReader(version) as reader:
+            _require_written(reader, digests, algorithm)
+
+
+def _require_written(reader: SafetensorReader, digests: Mapping[str, str], algorithm: str) -> None:
+    for name, wanted in digests.items():
+        tensor = reader.read(name).contiguous()
+        found = checksum(algorithm, bytes_in(tensor))
+        if found != wanted:
+            raise ValueError(
+                f"{reader.path}: {name}: {algorithm} {found} is read (wanted: {wanted}, as was written)"
+            )
 
 
 def remove_others(root: Path, kept: Container[int]) -> None:

@@ -44,6 +44,15 @@ def require_directory(root: Path, writer: str) -> None:
         raise DirectoryTaken(f"--update-weight-disk-dir {root}: {replaced(writer, known[-1])}")
 
 
+def is_taken_by(root: Path, writer: str) -> bool:
+    """Whether a directory is there, and this trainer's.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    return _writers(root)[-1:] == [writer]
+
+
 def _writers(root: Path) -> list[str]:
     try:
         return (root / WRITERS).read_text(errors="replace").split()

@@ -8,6 +8,7 @@ nothing that is read.
 import re
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -138,8 +139,18 @@ class Remote:
             name = last.split("_", 2)[2]
             raise DirectoryTaken(f"--update-weight-disk-dir {self}: {replaced(writer, name)}")
 
+    def has_taken(self, writer: str) -> bool:
+        last = [name for _, name in self._trainers()][-1:]
+        if not last or not last[0].endswith(f"_{_as_name(writer)}"):
+            return False
+        self._own = last[0]
+        return True
+
     def draft(self, version: int) -> "RemoteDraft":
         return RemoteDraft(self._store, self._path(directory_of(Path(), version).name))
+
+    def draft_part(self, version: int) -> "RemotePart":
+        return RemotePart(self._store, self._path(directory_of(Path(), version).name))
 
     def remove_others(self, kept: Container[int]) -> None:
         for name in self._store.names(self._own):
@@ -163,19 +174,36 @@ class Remote:
         return trainers_in(self._store)
 
 
-class RemoteDraft:
-    """See `Draft`. It is not read again: a reader holds each tensor against its checksum.
+class RemotePart:
+    """See `DraftPart`. It is not read again: a reader holds each tensor against its checksum."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        self._store, self._path = store, path
+        self._names: list[str] = []
+
+    def file(self, name: str, specs: Mapping[str, Spec]) -> "RemoteTensorFile":
+        self._names.append(name)
+        return RemoteTensorFile(self._store, f"{self._path}/{name}", specs)
+
+    def check(self, files: Mapping[str, str], written: Mapping[str, str], algorithm: str) -> None:
+        return
+
+    def discard(self) -> None:
+        with suppress(OSError):
+            for name in self._names:
+                self._store.remove(f"{self._path}/{name}")
+
+
+class RemoteDraft(RemotePart):
+    """See `Draft`.
 
     Raises:
         OSError: nothing can be written there.
     """
 
     def __init__(self, store: Store, path: str) -> None:
-        self._store, self._path = store, path
+        super().__init__(store, path)
         _remove_version(store, path)
-
-    def file(self, name: str, specs: Mapping[str, Spec]) -> "RemoteTensorFile":
-        return RemoteTensorFile(self._store, f"{self._path}/{name}", specs)
 
     def write_json(self, name: str, content: object) -> None:
         self._store.put(f"{self._path}/{name}", [as_json(content).encode()])
@@ -184,14 +212,12 @@ class RemoteDraft:
         for file in assets_of(assets):
             self._store.put(f"{self._path}/{file.name}", [file.read_bytes()])
 
-    def publish(self, manifest: VersionManifest, written: Mapping[str, str]) -> None:
+    def publish(self, manifest: VersionManifest) -> None:
         self.write_json(MANIFEST, manifest.content())
 
-    def discard(self) -> None:
-        try:
+    def remove(self) -> None:
+        with suppress(OSError):  # without a manifest it is no version
             _remove_version(self._store, self._path)
-        except OSError:
-            return  # without a manifest it is no version
 
 
 class RemoteTensorFile:

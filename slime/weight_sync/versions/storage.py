@@ -18,29 +18,40 @@ class TensorFile(Protocol):
     def write(self, name: str, tensor: torch.Tensor) -> None: ...
 
 
-class Draft(Protocol):
-    """A version that is being written. Until it is published there is none for readers."""
+class DraftPart(Protocol):
+    """What one of several writers, each on a trainer rank, writes of a version that rank 0 has begun."""
 
     def file(self, name: str, specs: Mapping[str, Spec]) -> AbstractContextManager[TensorFile]:
         """A safetensors file that takes these tensors."""
+
+    def check(self, files: Mapping[str, str], written: Mapping[str, str], algorithm: str) -> None:
+        """Reads, where it can, what was written.
+
+        Args:
+            files: by the names of tensors.
+            written: checksums by name of what was given to files.
+
+        Raises:
+            ValueError: a tensor is read otherwise than it was written; it is named.
+        """
+
+    def discard(self) -> None:
+        """Removes the files of this part."""
+
+
+class Draft(DraftPart, Protocol):
+    """A version that is being written. Until it is published there is none for readers."""
 
     def write_json(self, name: str, content: object) -> None: ...
 
     def copy_assets(self, assets: Path) -> None:
         """Adds what belongs to the weights of a checkpoint directory."""
 
-    def publish(self, manifest: VersionManifest, written: Mapping[str, str]) -> None:
-        """Makes it a version.
+    def publish(self, manifest: VersionManifest) -> None:
+        """Makes it a version."""
 
-        Args:
-            written: checksums by name of what was given to files.
-
-        Raises:
-            ValueError: where it is read again, it is another than was written.
-        """
-
-    def discard(self) -> None:
-        """Removes what there is of it."""
+    def remove(self) -> None:
+        """Removes what there is of it, other parts too."""
 
 
 class Storage(Protocol):
@@ -68,7 +79,17 @@ class Storage(Protocol):
             OSError: it cannot be read.
         """
 
+    def has_taken(self, writer: str) -> bool:
+        """Whether this trainer, of which another rank has called `take`, has what is here.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+
     def draft(self, version: int) -> Draft: ...
+
+    def draft_part(self, version: int) -> DraftPart:
+        """A part of a draft that another rank has made."""
 
     def remove_others(self, kept: Container[int]) -> None:
         """Removes all versions but these."""
