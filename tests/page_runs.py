@@ -90,6 +90,7 @@ AT_NIGHT = {
             "sync_model",
             "sync_memory",
             "shard_sync",
+            "delta_ranks",
         )
     },
     **{

@@ -28,6 +28,7 @@ SCRIPTS = {
     "sync_model": ["--engines", "2", "--repeats", "1"],
     "sync_memory": ["--layers", "1", "--bucket-mib", "4"],
     "shard_sync": ["--sizes", "10M", "--repeats", "1"],
+    "delta_ranks": ["--size", "tiny", "--repeats", "1", "--rounds", "1"],
     "math_grading": ["--labels", "5", "--repeats", "1"],
     "schedule": ["--samples", "2048", "--repeats", "1"],
     "against_trl": ["--sizes", "0.5M", "--rounds", "1", "--steps", "2"],
@@ -88,12 +89,12 @@ CLUSTER = (
 NIGHTLY = (
     *(*CLUSTER, "convert_30b", "rollout_driver", "router", "data_loading"),
     *("in_flight", "generic_executor", "hf_load", "random_syncs", "simulate", "adapter_turns"),
-    *("sync_model", "sync_memory", "shard_sync", "open_dashboard"),
+    *("sync_model", "sync_memory", "shard_sync", "delta_ranks", "open_dashboard"),
 )
 # Seconds of their time are imports.
 FORKED = (
     *("trainer_packing", "fsdp_step", "gae", "schedule", "weight_sync", "sync_memory", "math_grading"),
-    *("shard_sync", "convert_30b", "rollout_driver", "router", "radix_tree", "data_loading"),
+    *("shard_sync", "delta_ranks", "convert_30b", "rollout_driver", "router", "radix_tree", "data_loading"),
 )
 # Their engine, or each of their sides, is a Python of its own.
 OF_SUBPROCESSES = {"engine_throughput": "engine_throughput", "generic_executor": "engine_throughput"}
