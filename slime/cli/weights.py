@@ -10,15 +10,20 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from slime.processes.exclusive import DirectoryUnusable
 from slime.utils.stores import bad_url, is_url, shown
 from slime.utils.types import EngineEndpoint
 from slime.utils.worker_url import WANTED, worker_url
 from slime.weight_sync.follower import EngineFollower, Replaced
+from slime.weight_sync.presence import Taken
 from slime.weight_sync.versions.board import bad_name
+from slime.weight_sync.versions.home import home_of
+
+_LONGEST, _MARK = 100, 8
+"""Characters of a name, and of what tells it from others."""
 
 
 class Refused(ValueError):
@@ -30,8 +35,12 @@ def run(words: Sequence[str]) -> int:
     asked = _parser().parse_args(words)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     try:
-        return _follow(asked, _follower(asked))
-    except (Refused, Replaced, ImportError) as error:
+        endpoint, local = _required(asked), Path(asked.local_checkpoint_dir).absolute()
+        with home_of(local) as home:
+            name = asked.name or _name(asked.engine, home)
+            follower = EngineFollower(asked.place, endpoint, local, name, asked.known_as, home=home)
+            return _follow(asked, follower)
+    except (Refused, Replaced, Taken, DirectoryUnusable, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
@@ -53,7 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="URL",
         help="its URL in --rollout-external-engine-addrs, if it is another",
     )
-    follow.add_argument("--name", help="of this follower (default: its host, and the engine's URL)")
+    follow.add_argument(
+        "--name", help="of this follower (default: its host, the engine's URL, and a mark of DIR)"
+    )
     follow.add_argument(
         "--key-variable", metavar="NAME", help="variable of the environment with the engine's key"
     )
@@ -63,11 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _follower(asked: argparse.Namespace) -> EngineFollower:
-    """
+def _required(asked: argparse.Namespace) -> EngineEndpoint:
+    """The engine.
+
     Raises:
         Refused: a value cannot be used; names it.
-        ImportError: what opens the URL is not installed.
     """
     if is_url(asked.place) and (reason := bad_url(asked.place)):
         raise Refused(f"{shown(asked.place)}: {reason}")
@@ -78,11 +89,10 @@ def _follower(asked: argparse.Namespace) -> EngineFollower:
         raise Refused(f"--poll-seconds {asked.poll_seconds:g} (wanted: above 0)")
     if asked.name is not None and (reason := bad_name(asked.name)):
         raise Refused(f"--name {reason}")
-    endpoint = EngineEndpoint(asked.engine.rstrip("/"), _key(asked.key_variable), 1, None)
     local = Path(asked.local_checkpoint_dir).absolute()
     if not is_url(asked.place) and Path(asked.place).resolve() == local.resolve():
         raise Refused(f"--local-checkpoint-dir {local}: is the trainer's, whose versions it would remove")
-    return EngineFollower(asked.place, endpoint, local, asked.name or _name(asked.engine), asked.known_as)
+    return EngineEndpoint(asked.engine.rstrip("/"), _key(asked.key_variable), 1, None)
 
 
 def _key(variable: str | None) -> str | None:
@@ -93,22 +103,21 @@ def _key(variable: str | None) -> str | None:
     return key
 
 
-def _name(engine: str) -> str:
-    """Gives it the same name when it is started anew."""
-    name = f"{platform.node() or 'host'}-{urlsplit(engine).netloc}"
-    return re.sub(r"[^A-Za-z0-9.-]", "-", name).lstrip(".-")
+def _name(engine: str, home: str) -> str:
+    """Gives it the same name when it is started anew, and another one than those of hosts called the same."""
+    name = re.sub(r"[^A-Za-z0-9.-]", "-", f"{platform.node() or 'host'}-{urlsplit(engine).netloc}")
+    return f"{name.lstrip('.-')[-_LONGEST:]}-{home[:_MARK]}".lstrip(".-")
 
 
 def _follow(asked: argparse.Namespace, follower: EngineFollower) -> int:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())  # a step that has begun goes on to its end
-    print(f"following {asked.place} for {asked.engine}", flush=True)
-    while not ended.is_set():
-        brought = follower.step()
-        if brought is not None:
-            print(f"version {brought.version} is served", flush=True)
-        ended.wait(asked.poll_seconds)
-    with suppress(OSError):  # a trainer then waits for it in vain, once
-        follower.leave()
+    with follower:
+        print(f"following {asked.place} for {asked.engine}", flush=True)
+        while not ended.is_set():
+            brought = follower.step()
+            if brought is not None:
+                print(f"version {brought.version} is served", flush=True)
+            ended.wait(asked.poll_seconds)
     return 0

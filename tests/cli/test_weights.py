@@ -1,8 +1,8 @@
 """``slime weights follow`` beside a real engine: killed, started again, and given damaged changes."""
 
 import contextlib
+import platform
 import subprocess
-import time
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from slime.config.run import run_config
 from slime.training.weights import TensorInfo
 from slime.utils.types import EngineEndpoint
 from slime.weight_sync.update import WeightUpdate
-from slime.weight_sync.versions.board import Board
+from slime.weight_sync.versions.board import Board, bad_name
 from slime.weight_sync.versions.manifest import VersionManifest, directory_of
 from tests.engines.embedded import Server, make_checkpoint
 from tests.forking import ForkedScript
@@ -59,9 +59,9 @@ def follow(tmp_path):
     """A function that starts the command; what it started is killed at the end."""
     started = []
 
-    def start(place, url):
+    def start(place, url, local="local"):
         words = ["weights", "follow", place, "--engine", url, "--key-variable", "ENGINE_KEY"]
-        words += ["--local-checkpoint-dir", str(tmp_path / "local"), "--poll-seconds", "0.05"]
+        words += ["--local-checkpoint-dir", str(tmp_path / local), "--poll-seconds", "0.05"]
         log = tmp_path / f"follow{len(started)}.log"
         started.append(ForkedScript("slime.cli", words, str(log), env={"ENGINE_KEY": KEY}))
         return started[-1], log
@@ -103,25 +103,27 @@ def test_an_unpatched_engine_generates_as_a_fresh_one_with_the_trainers_weights(
         assert VersionManifest.read(directory_of(root, 4)).base.version == 3
         assert server.client.get("/model_info").json()["weight_version"] == "4"
         assert _answer(server) == _answer_of_fresh_engine(source, checkpoint, tmp_path / "fresh")
-        second, log_of_second = follow(str(root), server.url)
-        _wait_for("version 4 is served", log_of_second)
+        _require_alone(follow, str(root), server.url, tmp_path)
         source.train()
         update.run(5)
-        assert process.wait(GIVEN_UP_S) == 1  # one engine has one follower, the last that came
-        assert "HTTP 409" in log.read_text() and "has taken its place" in log.read_text()
-        second.terminate()
-        assert second.wait(GIVEN_UP_S) == 0
-        assert "version 5 is served" in log_of_second.read_text()
-        assert Board(str(root)).followers() == {} and KEY not in log.read_text() + log_of_second.read_text()
+        process.terminate()
+        assert process.wait(GIVEN_UP_S) == 0
+        assert "version 5 is served" in log.read_text()
+        assert Board(str(root)).followers() == {} and KEY not in log.read_text()
     finally:
         server.stop()
 
 
-def _wait_for(line, log):
-    deadline = time.monotonic() + GIVEN_UP_S
-    while not log.exists() or line not in log.read_text():
-        assert time.monotonic() < deadline, f"{log} does not say {line!r}"
-        time.sleep(0.02)
+def _require_alone(follow, place, url, tmp_path):
+    """Neither its engine nor its directory is another follower's, whatever that is called."""
+    refused = {
+        "local": f"error: --local-checkpoint-dir {tmp_path / 'local'}: in use by process ",
+        "other": f"error: engine {url}: follower {platform.node()}-127.0.0.1-",
+    }
+    for local, said in refused.items():
+        process, log = follow(place, url, local)
+        assert process.wait(GIVEN_UP_S) == 1
+        assert said in log.read_text()
 
 
 def _damage(transport, root):
@@ -158,9 +160,18 @@ def _answer_of_fresh_engine(source, checkpoint, path):
         server.stop()
 
 
+def test_two_hosts_that_are_called_the_same_have_other_names(monkeypatch):
+    monkeypatch.setattr(platform, "node", lambda: "localhost")
+    one, other = (weights._name("http://127.0.0.1:30000", home) for home in ("1f" * 16, "2e" * 16))
+    assert (one, other) == ("localhost-127.0.0.1-30000-1f1f1f1f", "localhost-127.0.0.1-30000-2e2e2e2e")
+    monkeypatch.setattr(platform, "node", lambda: "-" * 200)
+    assert bad_name(weights._name("http://h:1", "1f" * 16)) is None
+
+
 def test_commands_of_pages_are_understood(monkeypatch, tmp_path):
     followed = []
     monkeypatch.setattr(weights, "_follow", lambda asked, follower: followed.append(asked.place) or 0)
+    monkeypatch.setattr(weights, "home_of", lambda local: contextlib.nullcontext("of-" + local.name))
     monkeypatch.setenv("ENGINE_KEY", KEY)
     commands = printed("slime weights")
     assert commands

@@ -13,7 +13,15 @@ from slime.utils.types import EngineEndpoint
 from slime.weight_sync import follower as followers
 from slime.weight_sync.follower import EngineFollower, Replaced
 from slime.weight_sync.transports import delta
-from slime.weight_sync.versions.board import FOLLOWERS, PUBLISHED, Board, Follower, Published, edition_of
+from slime.weight_sync.versions.board import (
+    FOLLOWERS,
+    PUBLISHED,
+    Board,
+    Follower,
+    Published,
+    edition_of,
+    name_of,
+)
 from slime.weight_sync.versions.manifest import VersionManifest, directory_of
 from tests.weight_sync.test_delta import Trainer, args_of, kinds, machines, require_equal
 from tests.weight_sync.test_disk import group  # noqa: F401
@@ -54,7 +62,7 @@ def at_once(monkeypatch):
 
 def follower_of(engine, root, name="f", **options):
     endpoint = EngineEndpoint(engine.url, None, 1, None)
-    return EngineFollower(str(root), endpoint, engine.local, name, **options)
+    return EngineFollower(str(root), endpoint, engine.local, name, **{"home": str(engine.local), **options})
 
 
 @contextmanager
@@ -71,15 +79,33 @@ def following(*followers):
             failures.append(error)
 
     threads = [threading.Thread(target=follow, args=(one,)) for one in followers]
-    for thread in threads:
+    for one, thread in zip(followers, threads, strict=True):
+        one._presence._ended.clear()
+        one.__enter__()
         thread.start()
     try:
         yield
     finally:
         ended.set()
-        for thread in threads:
+        for one, thread in zip(followers, threads, strict=True):
             thread.join(GIVEN_UP_S)
+            one._presence._ended.set()
         assert not failures
+
+
+def come(follower):
+    """In place of one that was killed, and without a heart-beat."""
+    follower._presence._come()
+    return follower
+
+
+def names_in(root):
+    return sorted(name_of(key) for key in Board(str(root)).followers())
+
+
+def note_of(root, name):
+    (found,) = [one for key, one in Board(str(root)).followers().items() if name_of(key) == name]
+    return found
 
 
 class Alone(Trainer):
@@ -106,7 +132,7 @@ def test_each_engine_has_what_the_trainer_published_and_the_trainer_asks_it_for_
     assert first.paths == ["pause_generation", "update_weights_from_disk", "continue_generation"] * 4
     assert 0 < report.density < 1 and report.pause > 0
     assert first.seen("pause_generation") == [{"mode": "abort"}] * 4
-    assert {path.name for path in (root / FOLLOWERS).iterdir()} == {"a", "b"}
+    assert names_in(root) == ["a", "b"]
 
 
 def test_the_base_moves_on_only_when_every_engine_has_confirmed(args, engines, root):
@@ -149,7 +175,7 @@ def test_an_engine_for_which_nothing_follows_is_named_with_what_to_do(args, engi
     with pytest.raises(RuntimeError, match=told):
         trainer.step()
     silent = Follower(engine.url)
-    Board(str(root)).tell("silent", silent)
+    Board(str(root)).tell("silent.00000000", silent)
     trainer.connect(engine)
     with pytest.raises(RuntimeError, match=r"was not confirmed within 0 s \(see what its"):
         trainer.step()
@@ -165,7 +191,7 @@ def test_what_a_follower_says_is_not_enough_where_its_engine_says_something_else
 
     def confirm():
         told = Follower(engine.url, *transport._published.link)
-        Board(str(root)).tell("f", told)
+        Board(str(root)).tell("f.00000000", told)
 
     monkeypatch.setattr(transport, "_tell_written", confirm)
     monkeypatch.setattr(transport, "_limit_s", 0.0)
@@ -276,7 +302,8 @@ def test_wherever_a_follower_is_killed_its_engine_goes_on_only_with_whole_weight
     engine, deaths = engines(), 0
     trainer = Trainer(args, engine)
     for before_death in range(20):
-        dying = Dying(str(root), EngineEndpoint(engine.url, None, 1, None), engine.local, "f")
+        endpoint = EngineEndpoint(engine.url, None, 1, None)
+        dying = come(Dying(str(root), endpoint, engine.local, "f", home=str(engine.local)))
         trainer.source.train()
         trainer.version += 1
         step = threading.Thread(target=trainer.update.run, args=(trainer.version,))
@@ -357,16 +384,16 @@ def test_a_follower_of_others_that_does_not_come_is_left_behind_and_comes_later(
     outside, engines, root, monkeypatch, caplog
 ):
     trainer, engine, late = Alone(outside), engines(), engines()
-    follower, board = follower_of(late, root, "late"), Board(str(root))
+    follower = follower_of(late, root, "late")
     follower.step()
     with following(follower_of(engine, root, "quick")):
         monkeypatch.setattr(trainer.update._routes[0].transports[0], "_limit_s", 1.0)
         trainer.step()
-        assert {*board.followers()} == {"quick"} and "follower late stays behind version 1" in caplog.text
+        assert "follower late stays behind version 1" in caplog.text
         trainer.step()
     follower.step()
     require_equal(late.loaded, trainer.source.weights)
-    assert board.followers()["late"].version == 2
+    assert note_of(root, "late").version == 2
 
 
 def test_a_follower_whose_engine_refuses_does_not_hold_up_engines_of_others(
@@ -423,9 +450,9 @@ def test_what_is_published_is_staged_only_if_it_is_what_was_announced(args, engi
     board = Board(str(root))
     board.publish(str(root), Published(1, "another", 9, "t"))
     before = len(engine.paths)
-    assert follower_of(engine, root).step() is None
+    assert come(follower_of(engine, root)).step() is None
     assert len(engine.paths) == before
-    told = board.followers()["f"]
+    told = note_of(root, "f")
     assert (told.failed, told.stage) == (
         "t#9",
         "fetch",
@@ -440,11 +467,12 @@ def test_notes_that_are_none_are_not_there(tmp_path):
         assert board.newest() is None
     board.publish(str(tmp_path), Published(1, "s", 1, "t"))
     assert board.newest() == (str(tmp_path), Published(1, "s", 1, "t"))
-    board.tell("f", Follower("http://e:1", 1, "s"))
+    board.tell("f.00000000", Follower("http://e:1", 1, "s"))
     (tmp_path / FOLLOWERS / ".hidden").write_text("{}")
     told = '{{"engine": "http://e:1", "version": 1, "state": "s", "pause": {}}}'
     for content in ('{"engine"', "[" * 100_000, *map(told.format, ("NaN", "true", "-1", "1e999", '"1"'))):
-        (tmp_path / FOLLOWERS / "torn").write_text(content)
-        assert board.followers() == {"f": Follower("http://e:1", 1, "s"), "torn": None}, content[:80]
-    board.forget("f")
-    assert {*board.followers()} == {"torn"}
+        (tmp_path / FOLLOWERS / "torn.00000001").write_text(content)
+        known = {"f.00000000": Follower("http://e:1", 1, "s"), "torn.00000001": None}
+        assert board.followers() == known, content[:80]
+    board.forget("f.00000000")
+    assert {*board.followers()} == {"torn.00000001"}

@@ -1,15 +1,34 @@
-"""Versions in an object store that speaks S3: moto's, which is not ours."""
+"""Versions, and notes beside them, in an object store that speaks S3: moto's, which is not ours."""
+# ruff: noqa: F811 (fixtures of another file)
 
 import urllib.request
 import uuid
 
 import pytest
 
+from slime.weight_sync.presence import Taken
+from slime.weight_sync.transports.followers import Followers
+from slime.weight_sync.versions import pulse
+from slime.weight_sync.versions.board import Board
 from slime.weight_sync.versions.local import pull
 from slime.weight_sync.versions.manifest import directory_of
 from slime.weight_sync.versions.owner import DirectoryTaken
+from slime.weight_sync.versions.pulse import SILENT_S
 from slime.weight_sync.versions.remote import Remote
 from tests.weight_sync.publisher import Publisher, require_equal
+from tests.weight_sync.test_delta import Trainer
+from tests.weight_sync.test_delta import require_equal as require_loaded
+from tests.weight_sync.test_disk import group  # noqa: F401
+from tests.weight_sync.test_followed import (  # noqa: F401
+    args,
+    at_once,
+    come,
+    engines,
+    follower_of,
+    following,
+    root,
+)
+from tests.weight_sync.test_presence import Clock
 
 server = pytest.importorskip("moto.server", reason="wanted: pip install 'moto[server]'")
 
@@ -69,3 +88,27 @@ def test_versions_are_published_read_and_removed(url, local, tmp_path):
 def test_a_bucket_that_is_not_there_is_named(url):
     with pytest.raises(OSError, match=r"^s3://no-such-bucket/run7.*(does not exist|is not there)"):
         Remote("s3://no-such-bucket/run7").take("here:1:old")
+
+
+def test_an_engine_follows_what_is_published_there(url, args, engines, monkeypatch):
+    """Over two trainers; a second follower of the engine is refused, one that was killed is found out."""
+    args.update_weight_disk_dir = url
+    engine = engines()
+    trainer = Trainer(args, engine)
+    with following(follower_of(engine, url)):
+        trainer.step()
+        trainer.step()
+        with pytest.raises(Taken, match=f"engine {engine.url}: follower f gives it weights"):
+            come(follower_of(engine, url, "g", home="another"))
+        trainer = Trainer(args, engine)
+        trainer.step()
+    board = Board(url)
+    (left,) = board.followers()
+    monkeypatch.setattr(pulse, "time", Clock(step=SILENT_S))
+    known = Followers(board)
+    assert [*known.look()] == [left] and known.look() == {} == board.followers()
+    follower = come(follower_of(engine, url))
+    assert follower.step().version == 1
+    require_loaded(engine.loaded, trainer.source.weights)
+    follower._presence.__exit__(None, None, None)
+    assert board.followers() == {}

@@ -13,8 +13,9 @@ from slime.utils.types import EngineEndpoint
 from slime.utils.worker_url import spelling
 from slime.weight_sync.agreement import wait_limit
 from slime.weight_sync.transports.delta import DeltaTransport, is_followed
+from slime.weight_sync.transports.followers import BACK_S, Followers
 from slime.weight_sync.transports.session import EngineClients, WriterClient
-from slime.weight_sync.versions.board import Board, Follower, Published
+from slime.weight_sync.versions.board import Board, Follower, Published, name_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +31,14 @@ class FollowedTransport(DeltaTransport):
     Beside each engine a follower (`slime.weight_sync.follower`) stages what is published, has the engine load
     it, and notes what that then says it serves. The base moves on when every one has: of the engines of the
     run each needs a follower, which their own word has to confirm. Followers of other engines are waited for
-    as well; one that does not come to the version is left behind, and finds all that it needs in the chain.
-    Without any the chain goes on from what was published last.
+    as well, while they live; one that does not come to the version is left behind, and finds all that it
+    needs in the chain. Without any the chain goes on from what was published last.
     """
 
     def __init__(self, config: WeightUpdateConfig) -> None:
         super().__init__(config)
         self._board = Board(config.weight_sync.update_weight_disk_dir or "")
+        self._followers = Followers(self._board)
         self._limit_s = _PART_OF_LIMIT * wait_limit(config.cluster).total_seconds()
         self.publishes = config.weight_sync.publish_weights
         self._edition = 0
@@ -84,6 +86,7 @@ class FollowedTransport(DeltaTransport):
         self._edition += 1
         published = Published(version, state, self._edition, self.writer or "", self._pause_mode)
         self._on_disk(lambda: self._board.publish(self._storage.source, published))
+        self._followers.announce(published)
         return published
 
     def _wait(self, published: Published, deadline: float) -> bool:
@@ -94,16 +97,16 @@ class FollowedTransport(DeltaTransport):
         """
         pause, unsure = _LOOK_AGAIN_S, list(self._engines.clients)
         while True:
-            followers = self._on_disk(self._board.followers)
+            followers = self._on_disk(self._followers.look)
             own = self._own(followers, published)
             unsure = [engine for engine in unsure if not _serves(engine, own, published)]
-            behind = [name for name, one in followers.items() if one is None or not one.has(published)]
+            behind = self._followers.behind(followers, published)
             if not unsure and not behind:
                 break
             if self._cannot_use_changes(published, followers):
                 return True
             self._require_able(published, own, unsure)
-            able = [name for name in behind if not _could_not(followers[name], published)]
+            able = [key for key in behind if not _could_not(followers[key], published)]
             if not able and not unsure:
                 break
             if time.monotonic() >= deadline:
@@ -111,7 +114,9 @@ class FollowedTransport(DeltaTransport):
                 break
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_S)
-        self._leave_behind(published, followers)
+        self._followers.leave_behind(followers, published)
+        if self._published is not None and self._published.base is not None:
+            self._followers.took_changes(followers, published)
         known = [one for one in followers.values() if one is not None and one.has(published)]
         self.pause = max((one.pause for one in known), default=0.0)
         self.commit_time = max((one.commit for one in known), default=0.0)
@@ -123,32 +128,40 @@ class FollowedTransport(DeltaTransport):
         Of several by one address one that could not bring the version comes before one that has, and that
         before those that say nothing of it: one that was killed, and came back by another name, left a note.
         """
-        wanted = {spelling(endpoint.url) for endpoint in self._endpoints}
+        wanted = self._own_urls
         known = [one for one in followers.values() if one is not None]
         known.sort(key=lambda one: (one.could_not(published), one.has(published)))
         found = {spelling(one.engine): one for one in known}
         return {url: one for url, one in found.items() if url is not None and url in wanted}
 
+    @property
+    def _own_urls(self) -> set[str]:
+        return {url for one in self._endpoints if (url := spelling(one.url)) is not None}
+
     def _cannot_use_changes(self, published: Published, followers: dict[str, Follower | None]) -> bool:
-        """Whether a follower lacks what they build on, or they are damaged."""
-        unread = [
-            f"{name}: {one.failure}"
-            for name, one in followers.items()
-            if one is not None and one.could_not(published) and one.stage == "fetch"
-        ]
-        if not unread or self._published is None or self._published.base is None:
+        """Whether a follower lacks what they build on, or they are damaged, and it is not set aside."""
+        if self._published is None or self._published.base is None:
             return False
-        logger.warning("version %s comes whole: %s", self._version, unread[0])
+        unread = self._followers.unread(followers, published, self._own_urls)
+        if not unread:
+            return False
+        one = followers[unread[0]]
+        why = "" if one is None else one.failure
+        logger.warning("version %s comes whole: %s: %s", self._version, name_of(unread[0]), why)
         return True
 
     def _require_able(
         self, published: Published, own: dict[str, Follower], unsure: Sequence[EngineClient]
     ) -> None:
         for engine in unsure:
-            one = own.get(spelling(engine.endpoint.url) or "")
+            url = spelling(engine.endpoint.url) or ""
+            one, gone = own.get(url), self._followers.gone(url)
             if one is not None and one.could_not(published):
                 where = f"engine {engine.endpoint.url}: its follower could not {one.stage}"
                 raise RuntimeError(f"{where} version {published.version}: {one.failure}")
+            if one is None and gone is not None and gone[1] >= BACK_S:
+                where = f"engine {engine.endpoint.url}: its follower {gone[0]} is gone, and none has come"
+                raise RuntimeError(f"{where} within {BACK_S:g} s (wanted: the same `{_COMMAND}` again)")
 
     def _require_followers(self, own: dict[str, Follower], unsure: Sequence[EngineClient]) -> None:
         for engine in unsure:
@@ -158,14 +171,6 @@ class FollowedTransport(DeltaTransport):
                 told = f"{_COMMAND} {self._storage} --engine ... --known-as {url}"
                 raise RuntimeError(f"{where}, and nothing follows for it (wanted: {told})")
             raise RuntimeError(f"{where} (see what its `{_COMMAND}` says)")
-
-    def _leave_behind(self, published: Published, followers: dict[str, Follower | None]) -> None:
-        """Forgets followers that have not come to the version; they tell of themselves when they have."""
-        for name, one in followers.items():
-            if one is None or not one.has(published):
-                why = f": {one.failure}" if one is not None and one.could_not(published) else ""
-                logger.warning("follower %s stays behind version %s%s", name, published.version, why)
-                self._on_disk(partial(self._board.forget, name))
 
 
 def _could_not(follower: Follower | None, published: Published) -> bool:

@@ -7,6 +7,7 @@ with one writer; one that is being written cannot be read, and is not there yet.
 import json
 import math
 import re
+import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +18,9 @@ from slime.weight_sync.versions.remote import LIMIT_S, Store, trainers_in
 
 PUBLISHED = ".published"
 FOLLOWERS = ".followers"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,118}")
+_KEY = re.compile(_NAME.pattern + r"\.[0-9a-f]{8}")
+JOINS = "join"
 Note = TypeVar("Note", "Published", "Follower")
 
 
@@ -48,8 +51,11 @@ class Follower:
         version, state: what it serves; None while that is not known.
         pause, commit: seconds for which it stood still for them, and of that those it took to load.
         failed: the edition that it could not bring, with the trainer's name before it; "" if it could.
-        stage: how far that came: "fetch" or "commit".
+        stage: how far that came: "fetch" or "commit"; `JOINS` of one that has not looked for a version yet.
         failure: why.
+        beat: another one each time that it is written, which is often while the follower lives.
+        claim: what it follows for, and no other follower may; see `presence`.
+        home: of its local directory; "" if it holds none.
     """
 
     engine: str
@@ -60,6 +66,9 @@ class Follower:
     failed: str = ""
     stage: str = ""
     failure: str = ""
+    beat: int = 0
+    claim: str = ""
+    home: str = ""
 
     def has(self, published: Published) -> bool:
         return (self.version, self.state) == (published.version, published.state)
@@ -76,6 +85,16 @@ def edition_of(published: Published) -> str:
 def bad_name(name: str) -> str | None:
     """Why a follower cannot be called so; None if it may."""
     return None if _NAME.fullmatch(name) else f"{name!r} (wanted: letters, digits, '-', '_' and '.')"
+
+
+def new_key(name: str) -> str:
+    """The name of a follower's note, which no other process has, whatever it is called."""
+    return f"{name}.{uuid.uuid4().hex[:8]}"
+
+
+def name_of(key: str) -> str:
+    """The follower whose note this is."""
+    return key.rpartition(".")[0]
 
 
 class Board:
@@ -111,15 +130,23 @@ class Board:
         self._write(f"{folder}/{PUBLISHED}".lstrip("/"), published)
 
     def followers(self) -> dict[str, Follower | None]:
-        """Returns those that have come and not left, by name; None for one whose note cannot be read."""
-        names = [name for name in self._store.names(FOLLOWERS) if bad_name(name) is None]
-        return {name: self._read(f"{FOLLOWERS}/{name}", Follower) for name in names}
+        """Returns those that have come and not left, by key; None for one whose note cannot be read."""
+        keys = [key for key in self._store.names(FOLLOWERS) if _KEY.fullmatch(key)]
+        return {key: self._read(f"{FOLLOWERS}/{key}", Follower) for key in keys}
 
-    def tell(self, name: str, follower: Follower) -> None:
-        self._write(f"{FOLLOWERS}/{name}", follower)
+    def has(self, key: str) -> bool:
+        """Whether this follower's note is there."""
+        try:
+            self._store.get(f"{FOLLOWERS}/{key}")
+        except FileNotFoundError:
+            return False
+        return True
 
-    def forget(self, name: str) -> None:
-        self._store.remove(f"{FOLLOWERS}/{name}")
+    def tell(self, key: str, follower: Follower) -> None:
+        self._write(f"{FOLLOWERS}/{key}", follower)
+
+    def forget(self, key: str) -> None:
+        self._store.remove(f"{FOLLOWERS}/{key}")
 
     def _write(self, path: str, note: Published | Follower) -> None:
         self._store.put(path, [as_json(asdict(note)).encode()])
@@ -138,8 +165,8 @@ def _is_plausible(note: Published | Follower) -> bool:
     if isinstance(note, Published):
         counts, texts = [note.version, note.edition], [note.state, note.trainer, note.pause_mode]
     else:
-        counts, seconds = [0 if note.version is None else note.version], [note.pause, note.commit]
+        counts, seconds = [0 if note.version is None else note.version, note.beat], [note.pause, note.commit]
         texts = [note.engine, "" if note.state is None else note.state]
-        texts += [note.failed, note.stage, note.failure]
+        texts += [note.failed, note.stage, note.failure, note.claim, note.home]
     known = all(isinstance(text, str) for text in texts) and all(type(count) is int for count in counts)
     return known and all(type(took) in (int, float) and 0 <= took < math.inf for took in seconds)

@@ -3,7 +3,7 @@
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -26,7 +26,9 @@ Held = Mapping[str, Version]
 """Whole versions of this machine by their state."""
 
 
-def pull(source: Path | str, local: Path, version: int, timeout_s: float = 600.0) -> Path:
+def pull(
+    source: Path | str, local: Path, version: int, timeout_s: float = 600.0, kept: Collection[int] = ()
+) -> Path:
     """Makes a version that a trainer has published a whole checkpoint in ``local``, and returns where.
 
     It starts from what is there, where the version builds on that; else from the newest whole version before
@@ -36,6 +38,7 @@ def pull(source: Path | str, local: Path, version: int, timeout_s: float = 600.0
     Args:
         source: a directory, or a URL from which files are fetched to ``local`` first.
         timeout_s: how long it waits for another reader.
+        kept: versions that stay there besides it and the one on which it builds.
 
     Raises:
         ValueError: the version, or one on which it builds, is missing, damaged or another one than it builds
@@ -44,14 +47,14 @@ def pull(source: Path | str, local: Path, version: int, timeout_s: float = 600.0
         TimeoutError: another reader does not finish.
     """
     try:
-        return _pull(source, local, version, timeout_s)
+        return _pull(source, local, version, timeout_s, kept)
     except TimeoutError:
         raise
     except OSError as error:  # of removing a tree it has no more than the name of a file
         raise OSError(f"{local}: {error}") from error
 
 
-def _pull(place: Path | str, local: Path, version: int, timeout_s: float) -> Path:
+def _pull(place: Path | str, local: Path, version: int, timeout_s: float, others: Collection[int]) -> Path:
     source = source_of(place, local)
     wanted = source.version(version)
     local.mkdir(parents=True, exist_ok=True)
@@ -65,7 +68,7 @@ def _pull(place: Path | str, local: Path, version: int, timeout_s: float) -> Pat
             made = _made(source, local, wanted, {})  # what was here may be what is damaged
         base = wanted.manifest.base
         # The same weights may be there under an older version.
-        kept = {version, version_of(made) or version}
+        kept = {version, version_of(made) or version, *others}
         if base is not None:
             kept.add(base.version)
         remove_others(local, kept)
