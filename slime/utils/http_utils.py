@@ -23,6 +23,7 @@ from slime.utils.addresses import is_port_available as is_port_available
 from slime.utils.addresses import wrap_ipv6 as wrap_ipv6
 from slime.utils.deadly_requests import refuse_deadly
 from slime.utils.http_client import Answer, send, stream_lines
+from slime.utils.weight_clock import clock
 
 T = TypeVar("T")
 
@@ -200,8 +201,8 @@ async def stream(
             within one.
         httpx.TransportError: the server could not be reached. Both name the URL.
     """
-    content, all_headers = _encoded(url, payload), _headers_for(url, headers)
-    lines = await _retried(max_retries, lambda: _begun(url, content, all_headers))
+    all_headers = _headers_for(url, headers)
+    lines = await _retried(max_retries, lambda: _begun(url, _encoded(url, payload), all_headers))
     async with aclosing(lines):
         async for line in _named_if_broken(lines):
             if isinstance(line, bytes) and line.startswith(_EVENT):
@@ -249,8 +250,8 @@ async def _request(
     max_retries: int,
     headers: Mapping[str, str] | None,
 ) -> Any:
-    content, all_headers = _encoded(url, payload), _headers_for(url, headers)
-    return await _retried(max_retries, lambda: _try_request(method, url, content, all_headers))
+    all_headers = _headers_for(url, headers)
+    return await _retried(max_retries, lambda: _try_request(method, url, _encoded(url, payload), all_headers))
 
 
 async def _try_request(method: str, url: str, content: bytes | None, headers: Mapping[str, str]) -> Any:
@@ -287,6 +288,8 @@ def _encoded(url: str, payload: Mapping[str, Any] | None) -> bytes | None:
             )
         if _settings.adapters and path in _GENERATING and "lora_path" not in payload:
             payload = {"lora_path": _adapter_here(url), **payload}
+        if path in _GENERATING:
+            payload = clock.keyed(payload)
     return orjson.dumps(payload)
 
 

@@ -10,6 +10,10 @@ The rollout manager tells; rollout functions and adapters ask::
 
 import asyncio
 import threading
+from collections.abc import Mapping
+from typing import Any
+
+_KEY = "weights-"
 
 
 class WeightClock:
@@ -55,7 +59,18 @@ class WeightClock:
 
         Nothing, where there are none. One that is sent while an update is open is answered after it.
         """
-        return {"extra_key": f"weights-{self.updates}"} if self.keeps_prefixes else {}
+        return {"extra_key": f"{_KEY}{self.updates}"} if self.keeps_prefixes else {}
+
+    def keyed(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The request with `cache_key`, within which an ``extra_key`` of its own goes on to count.
+
+        One that was made before an update, and is sent after it, has the later key alone.
+        """
+        if not self.keeps_prefixes:
+            return request
+        key, own = self.cache_key()["extra_key"], request.get("extra_key")
+        within = lambda one: key if not one or one.startswith(_KEY) else f"{key} {one}"
+        return {**request, "extra_key": list(map(within, own)) if isinstance(own, list) else within(own)}
 
     async def settled(self) -> None:
         """Returns when no update is open."""

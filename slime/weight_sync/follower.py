@@ -11,6 +11,7 @@ It fetches, checks and makes a whole checkpoint while the engine generates, has 
 """
 
 import logging
+import math
 import time
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 _TRY_AGAIN_S = 5.0
 _LONGEST_S = 60.0
+FLUSH_S = 60.0
+"""How long after an update in place it goes on to ask an engine to drop what older weights computed."""
 
 
 class Replaced(RuntimeError):
@@ -69,6 +72,7 @@ class EngineFollower:
         self._served: tuple[Path, Published] | None = None
         self._is_stopped = self._is_touched = False
         self._given = self._failures = 0
+        self._flush_until = -math.inf
         self._again_at = 0.0
         self._warned = ""
 
@@ -108,6 +112,7 @@ class EngineFollower:
             if not self._is_told:
                 self._presence.tell(self._note)
                 self._is_told = True
+            self._flush()
         except OSError as error:
             self._warn(str(error))
         return brought
@@ -219,14 +224,14 @@ class EngineFollower:
         client.commit_time = 0.0
         self._is_stopped = True
         client.pause_generation(published.pause_mode)
-        if published.pause_mode == "in_place":
-            client.flush_idle_cache()
-        else:
+        held = published.pause_mode == "in_place" and not client.flush_idle_cache()
+        if published.pause_mode != "in_place":
             client.flush_cache()
         self._is_touched = True
         client.update_weights_from_disk(str(path), weight_version=version)
         client.continue_generation()
         self._is_stopped = False
+        self._flush_until = time.monotonic() + FLUSH_S if held else -math.inf
         pause = time.monotonic() - start
         if (found := client.weight_version()) != version:
             where = f"engine {client.endpoint.url}"
@@ -234,6 +239,25 @@ class EngineFollower:
         self._note = Follower(
             self._note.engine, published.version, published.state, pause, client.commit_time
         )
+
+    def _flush(self) -> None:
+        """Has an engine whose requests were held over an update drop what older weights computed of them.
+
+        It does once none is under way. Until then a prompt may go on from what it holds.
+        """
+        if self._flush_until == -math.inf:
+            return
+        try:
+            if not self._client.flush_idle_cache():
+                if time.monotonic() < self._flush_until:
+                    return
+                wanted = "--pause-generation-mode retract, or an engine without a prefix cache"
+                why = f"has had requests for {FLUSH_S:g} s: it keeps prefixes of older weights"
+                self._warn(f"engine {self._endpoint.url}: {why} (wanted: {wanted})")
+        except EngineError as error:
+            self._warn(str(error))
+            return
+        self._flush_until = -math.inf
 
     def _taken(self, version: int) -> WriterClient:
         """The engine takes weights from this follower; under another name if versions begin anew.

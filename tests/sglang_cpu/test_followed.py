@@ -3,7 +3,8 @@
 import json
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ pytestmark = [
 
 ENDLESS = 8000
 """New tokens of a request that still runs when the update is over."""
+READ = list(range(200, 0, -1))
+"""A prompt that is read before each update."""
 
 
 class Stream:
@@ -88,11 +91,26 @@ def served(checkpoint: Path, log: Path) -> Iterator[httpx.Client]:
         yield client
 
 
-def answer(client: httpx.Client, prompt: list[int]) -> tuple[list[int], list[float]]:
+def answer(client: httpx.Client, prompt: list[int], **more: Any) -> tuple[list[int], list[float], int]:
+    """Tokens, their log-probs, and how many tokens of the prompt were not computed."""
     sampling = {"max_new_tokens": 24, "temperature": 0.0, "ignore_eos": True}
-    body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+    body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True, **more}
     found = client.post("/generate", json=body).raise_for_status().json()
-    return found["output_ids"], [one[0] for one in found["meta_info"]["output_token_logprobs"]]
+    meta = found["meta_info"]
+    return found["output_ids"], [one[0] for one in meta["output_token_logprobs"]], meta["cached_tokens"]
+
+
+def _require_read_anew(client: httpx.Client, model: Any, **more: Any) -> None:
+    """A prompt that older weights have read is computed by these."""
+    ids, logprobs, _ = answer(client, READ, **more)
+    assert logprobs == pytest.approx(token_logprobs(model, READ + ids)[-len(ids) :], abs=2e-4)
+
+
+def _wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + GIVEN_UP_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 @pytest.mark.usefixtures("group")
@@ -116,15 +134,22 @@ def test_it_generates_as_a_fresh_one_with_the_trainers_weights(follow: Any, tmp_
             started_at = client.get("/model_info").json()["weight_version"]
             stream = Stream(client)
             stream.wait_for(started_at)
+            answer(client, READ)
             source.train()
             update.run(version)
             assert client.get("/model_info").json()["weight_version"] == str(version)
             if mode != "abort":
                 stream.wait_for(str(version))  # it goes on
+                model.load_state_dict(source.weights, strict=False)
+                _require_read_anew(client, model, extra_key=str(version))
+                assert (answer(client, READ)[2] > 0) == (mode == "in_place")
                 client.post("/abort_request", json={"rid": "", "abort_all": True}).raise_for_status()
             assert stream.end()["finish_reason"]["type"] == "abort"
+            if mode == "in_place":  # the follower has it flush once it is idle
+                _wait_until(lambda: answer(client, READ)[2] == 0)
+                _require_read_anew(client, model)
             prompt = [20 * version + place for place in range(20)]
-            ids, logprobs = answer(client, prompt)
+            ids, logprobs, _ = answer(client, prompt)
             model.load_state_dict(source.weights, strict=False)
             wanted = token_logprobs(model, prompt + ids)[-len(ids) :]
             assert logprobs == pytest.approx(wanted, abs=2e-4), mode

@@ -22,6 +22,7 @@ from slime.utils.http_utils import (
     share_key_with,
     stream,
 )
+from slime.utils.weight_clock import WeightClock
 from tests.engines import free_port
 from tests.run_args import plugin_args, run_args
 
@@ -132,6 +133,34 @@ async def test_requests_to_generate_name_the_adapter_that_is_trained_unless_they
     assert (await post(f"{root}/generate", {"a": 1}))["body"] == {"a": 1}  # a judge's
     init_http_client(plugin_args(**where))
     assert (await post(f"{root}/generate", {"a": 1}))["body"] == {"a": 1}
+
+
+async def test_requests_to_generate_start_from_no_prefix_of_older_weights(server, monkeypatch):
+    """Whoever makes them; a key of their own goes on to count, and what is sent again has the later key."""
+    root = server.url.removesuffix("/x")
+    init_http_client(plugin_args(sglang_router_ip="127.0.0.1", sglang_router_port=urlsplit(root).port))
+    assert (await post(f"{root}/generate", {"a": 1}))["body"] == {"a": 1}
+    monkeypatch.setattr(http_utils, "clock", clock := WeightClock())
+    clock.keeps_prefixes = True
+    for own, wanted in ((None, "weights-0"), ("k", "weights-0 k"), (["k", ""], ["weights-0 k", "weights-0"])):
+        for path in ("/generate", "/v1/completions", "/v1/chat/completions"):
+            asked = {"a": 1} if own is None else {"a": 1, "extra_key": own}
+            assert (await post(root + path, asked))["body"] == {"a": 1, "extra_key": wanted}
+    early = {"a": 1, **clock.cache_key()}
+    monkeypatch.setattr(http_utils, "RETRY_PAUSE_S", 0.0)
+    server.statuses.append(503)
+    send = http_utils.send
+
+    async def update(*words):
+        answer = await send(*words)
+        clock.begin_update()
+        return answer
+
+    monkeypatch.setattr(http_utils, "send", update)
+    assert (await post(f"{root}/generate", early))["body"] == {"a": 1, "extra_key": "weights-1"}
+    assert (await post(f"{root}/abort_request", {"a": 1}))["body"] == {"a": 1}
+    init_http_client(plugin_args(sglang_router_ip="127.0.0.1", sglang_router_port=1))
+    assert (await post(f"{root}/generate", {"a": 1}))["body"] == {"a": 1}  # a judge's
 
 
 async def test_of_several_adapters_that_of_the_task_is_asked_and_none_is_guessed(server):

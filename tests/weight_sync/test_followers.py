@@ -244,3 +244,33 @@ def test_what_fails_is_tried_again_later_each_time(served, monkeypatch):
         tried.append(len(pauses))
     waits = [tried.count(number) for number in range(1, 6)]
     assert waits == [5, 10, 20, 40, 60]
+
+
+def test_what_older_weights_computed_goes_once_nothing_is_held_any_more(
+    outside, engines, root, monkeypatch, caplog
+):
+    """Or is told of, if there are requests all the time."""
+    trainer, engine = Alone(outside), engines()
+    transport_of(trainer)._pause_mode = "in_place"
+    clock = Clock()
+    monkeypatch.setattr(follower_module, "time", clock)
+    follower = come(follower_of(engine, root))
+    flushes = lambda: len(engine.seen("flush_cache"))
+    busy = JSONResponse({}, status_code=400)
+    engine.answers["flush_cache"] = busy
+    trainer.step()
+    assert follower.step().version == 1 and flushes() == 2
+    follower.step()
+    assert flushes() == 3
+    engine.answers["flush_cache"] = {}
+    for _ in range(3):
+        follower.step()
+        assert flushes() == 4
+    engine.answers["flush_cache"] = busy
+    transport_of(trainer)._limit_s = 0.0
+    trainer.step()
+    assert follower.step().version == 2
+    clock.now += follower_module.FLUSH_S
+    for _ in range(2):
+        follower.step()
+    assert flushes() == 7 and "has had requests for 60 s: it keeps prefixes of older weights" in caplog.text
