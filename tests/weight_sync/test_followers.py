@@ -202,6 +202,19 @@ def test_an_engine_that_refuses_weights_goes_on_with_what_it_had(served):
     require_equal(engine.loaded, trainer.source.weights)
 
 
+def test_what_it_had_is_there_still_where_all_weights_came(served, outside):
+    _, engine, follower = served
+    successor = Alone(outside)
+    successor.version = 4
+    successor.source.train()
+    successor.step()
+    loads = refuse(engine, "update_weights_from_disk", 1)
+    assert follower.step() is None
+    assert [body["weight_version"] for body in loads] == ["5", "1"]
+    assert follower.step().version == 5
+    require_equal(engine.loaded, successor.source.weights)
+
+
 @pytest.mark.parametrize("path", ["pause_generation", "flush_cache"])
 def test_an_engine_that_was_not_touched_goes_on_as_it_is(served, path):
     _, engine, follower = served
