@@ -41,7 +41,9 @@ serves float8 and 4-bit checkpoints in bfloat16 and float16 only.
 After updates by handle, from rank to rank, over a process group and over a directory each tensor of SGLang's, of engines of one rank
 and of two, has the checksum of the trainer's numbers, joined as SGLang joins them (`tests/sglang_cpu/test_weights.py`). An SGLang with a key that
 [follows a trainer](usage.md#engines-of-others-that-follow) and generates meanwhile, in each `--pause-generation-mode`, then gives the
-log-probs of the trainer's weights, and the tokens of an SGLang started from them (`tests/sglang_cpu/test_followed.py`). Several adapters, loaded in memory and
+log-probs of the trainer's weights, and the tokens of an SGLang started from them (`tests/sglang_cpu/test_followed.py`). While a
+request is held in place a later prompt takes over a prefix that older weights have computed; under an `extra_key` of the
+version it does not, nor once the engine was idle. Several adapters, loaded in memory and
 named per request, give the log-probs of PEFT's model, each its own, and a name that is not there never those of the base.
 
 ## One script for both
