@@ -67,10 +67,26 @@ def kill(one):
 
 
 def wait_until(condition):
+    """Returns what it is, once it is something."""
     deadline = time.monotonic() + GIVEN_UP_S
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.005)
+    return found
+
+
+def note_of(one, board):
+    return wait_until(lambda: board.followers().get(one.key))  # it may be being written
+
+
+def require_beating(one, board):
+    beat = note_of(one, board).beat
+    wait_until(lambda: note_of(one, board).beat > beat)
+
+
+def take_away(one, board):
+    """As a trainer does that takes it for gone; a beat that has begun comes after it."""
+    wait_until(lambda: board.forget(one.key) or one._is_lost)
 
 
 def test_a_note_that_does_not_change_is_of_one_that_is_gone(monkeypatch):
@@ -178,15 +194,12 @@ def test_of_two_that_come_at_once_one_stays(board, monkeypatch):
 def test_one_that_was_taken_for_gone_comes_again_unless_another_has_come(come, board):
     one = come("f")
     one.tell(Follower(ENGINE, 3, "s"))
-    board.forget(one.key)
-    wait_until(lambda: one._is_lost)
+    take_away(one, board)
     assert names(board) == []
     one.require()
-    assert board.followers()[one.key].version == 3
-    beat = board.followers()[one.key].beat
-    wait_until(lambda: (found := board.followers()[one.key]) is not None and found.beat > beat)
-    board.forget(one.key)
-    wait_until(lambda: one._is_lost)
+    assert note_of(one, board).version == 3
+    require_beating(one, board)
+    take_away(one, board)
     come("g")
     with pytest.raises(Taken, match="follower g gives it weights"):
         one.require()
@@ -203,8 +216,7 @@ def test_a_heart_beat_that_fails_is_told_once_and_goes_on(come, board, monkeypat
     wait_until(lambda: len(failures) > 3)
     assert caplog.text.count("heart-beat: the store is away") == 1
     monkeypatch.setattr(board, "tell", tell)
-    beat = board.followers()[one.key].beat
-    wait_until(lambda: (found := board.followers()[one.key]) is not None and found.beat > beat)
+    require_beating(one, board)
 
 
 def test_one_that_leaves_takes_its_note(come, board, tmp_path):
