@@ -85,7 +85,7 @@ def require_beating(one, board):
 
 
 def take_away(one, board):
-    """As a trainer does that takes it for gone; a beat that has begun comes after it."""
+    """Removes the note as a trainer does that takes it for gone, until no beat comes after that."""
     wait_until(lambda: board.forget(one.key) or one._is_lost)
 
 
