@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import torch.distributed as dist
 
