@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slime.backends.sglang_utils.client import EngineClient
-from slime.backends.sglang_utils.client_requests import EngineRequests
 from slime.backends.sglang_utils.router import RouterProcess
 from slime.ray import engine_starts, membership
 from slime.ray.engine import Engine, EngineState
@@ -137,7 +136,7 @@ def _without_deadline(real: Any) -> Any:
 
 
 def _health_without_deadline(real: Any) -> Any:
-    def status(self: EngineRequests, path: str, timeout: float) -> int | None:
+    def status(self: EngineClient, path: str, timeout: float) -> int | None:
         return real(self, path, math.inf)
 
     return status
@@ -381,7 +380,7 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "groups that are out are not saved": (Bug(RolloutDataSource, "state_dict", _without_leases),),
     "a finished group is handed out twice": (Bug(AsyncRolloutWorker, "_hand_out", _handed_out_again),),
     "requests to engines have no deadline": (Bug(EngineClient, "__init__", _without_deadline),),
-    "health checks have no deadline": (Bug(EngineRequests, "_status", _health_without_deadline),),
+    "health checks have no deadline": (Bug(EngineClient, "_status", _health_without_deadline),),
     "the version of the weights falls": (Bug(TrainWorker, "update_weights", _back_to_one),),
     "the version that is told is not the one that was sent": (
         Bug(TrainWorker, "update_weights", _after_a_failure_too),
