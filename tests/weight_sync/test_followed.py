@@ -83,6 +83,10 @@ def following(*followers):
         one._presence._ended.clear()
         one.__enter__()
         thread.start()
+    deadline = time.monotonic() + GIVEN_UP_S
+    while not all(one._is_told for one in followers) and not failures:  # nobody waits for who only joins
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
     try:
         yield
     finally:
