@@ -26,6 +26,7 @@ READS_IT = {
     "slime/observability/spans.py": "spans of several processes lie beside one another",
     "slime/observability/startup.py": _STAMP,
     "slime/observability/trace_utils.py": _STAMP,
+    "slime/processes/abandoned.py": "directories that somebody has just made",
     "slime/processes/private.py": "files that are days old",
     "slime/ray/engine_place.py": _SINCE,
     "slime/ray/engine_record.py": _SINCE,

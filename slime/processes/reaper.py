@@ -31,6 +31,8 @@ _MEMORY = "--memory-of"
 DIRECTORY = "--directory-of"
 _ABSENT_S = 5.0
 """A directory that has not come back for so long does not: those who write there have ended."""
+_LONGEST_S = 600.0
+"""One that is still there then is left to the next run: it cannot be removed, or somebody writes there."""
 
 Known = dict[int, int]
 """Process id to start time, which tells a process from a later one with the same id."""
@@ -68,7 +70,8 @@ def remove_after(pid: int, path: str) -> None:
     with contextlib.suppress(ProcessLookupError):  # it has ended already
         select.select([os.pidfd_open(pid)], [], [])
     seen = time.monotonic()
-    while time.monotonic() < seen + _ABSENT_S:
+    deadline = seen + _LONGEST_S
+    while time.monotonic() < min(seen + _ABSENT_S, deadline):
         if os.path.exists(path):
             seen = time.monotonic()
             shutil.rmtree(path, ignore_errors=True)
