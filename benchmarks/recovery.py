@@ -76,7 +76,7 @@ class Losses:
 
         from slime.ray.losses import RanksLost
 
-        for standby in self._actor._processes._waiting:
+        for standby in self._actor.processes._waiting:
             _, pid = ray.get(standby.actor.process_location.remote(), timeout=_LONGEST)
             self._note("standby MB", psutil.Process(pid).memory_full_info().uss / 1e6)
         _, pid = ray.get(self._actor._actors[0].process_location.remote(), timeout=_LONGEST)

@@ -5,6 +5,7 @@ from dataclasses import astuple, dataclass
 
 from slime.check.layout import Layout
 from slime.check.states import GATHERED, States
+from slime.config.cluster import snapshots_are_on_hosts
 from slime.config.host import HostConfig
 from slime.config.trainers import trainer_of
 from slime.utils.checkpoint_record import KEPT_SNAPSHOTS
@@ -81,7 +82,19 @@ def _snapshots(config: HostConfig, states: States) -> int:
     if config.fault_tolerance.trainer_snapshot_interval is None:
         return 0
     moving = (config.kl.kl_coef != 0 or config.kl.use_kl_loss) and config.kl.ref_update_interval is not None
-    return KEPT_SNAPSHOTS * (states.stored + moving * states.kept)
+    return _snapshots_at_once(config) * (states.stored + moving * states.kept)
+
+
+def _snapshots_at_once(config: HostConfig) -> int:
+    """Counts the parts of a rank's size that its host has room for, for each rank.
+
+    Those that it copies are of other ranks. Ranks that are built again find the whole of one iteration on
+    each host.
+    """
+    nodes, copies = config.cluster.actor_num_nodes, config.fault_tolerance.trainer_snapshot_copies or 0
+    if not snapshots_are_on_hosts(config.fault_tolerance, nodes):
+        return KEPT_SNAPSHOTS
+    return max(KEPT_SNAPSHOTS * (1 + copies), nodes)
 
 
 def _saving(config: HostConfig, states: States) -> int:

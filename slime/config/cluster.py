@@ -1,11 +1,13 @@
 """How many GPUs there are, who uses them, and how long to wait for them."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from slime.config.flag import flag, place_flag
 from slime.config.limits import MAX_MINUTES, MAX_SECONDS
 
+MEMORY_OF_ONE_HOST = "/dev/shm"
 MAX_STANDBYS = 8  # of a rank: losses in a row, faster than a process starts
 
 
@@ -63,7 +65,8 @@ class FaultToleranceConfig:
     """Health checks of the engines while they generate, and what lost trainer ranks are built again from.
 
     Attributes:
-        trainer_snapshots: the run's own directory in ``--trainer-snapshot-dir``; None until it is made.
+        trainer_snapshots: the run's own directory in ``--trainer-snapshot-dir``, or the pattern of their
+            names where each host has its own; None until it is known.
     """
 
     use_fault_tolerance: bool = flag(
@@ -113,6 +116,19 @@ class FaultToleranceConfig:
     trainer_snapshot_dir: str = place_flag(
         default="/dev/shm",
         help="where snapshots are; a file system in memory with room for two of them, which the driver and "
-        "all trainer ranks see",
+        "all trainer ranks see. With --actor-num-nodes above 1 each host has its own in /dev/shm",
+    )
+    trainer_snapshot_copies: int | None = flag(
+        at_least=0,
+        at_most=1,
+        help="with --actor-num-nodes above 1: other nodes that keep each node's part of a snapshot too, "
+        "so that a lost node costs no more than a lost rank; each host has its own --trainer-snapshot-dir "
+        "then. Default 1 where that is in /dev/shm, else 0",
     )
     trainer_snapshots: str | None
+
+
+def snapshots_are_on_hosts(faults: FaultToleranceConfig, nodes: int) -> bool:
+    """Whether each host of a trainer on so many nodes keeps its own part of a snapshot."""
+    in_memory_of_one = Path(faults.trainer_snapshot_dir).is_relative_to(MEMORY_OF_ONE_HOST)
+    return nodes > 1 and (in_memory_of_one or bool(faults.trainer_snapshot_copies))

@@ -49,3 +49,10 @@ _OF_A_RANK = (
 )
 TrainRayActor = _late("slime.ray.train_worker.TrainRayActor", _OF_A_RANK)
 StandbyRank = _late("slime.ray.standby_rank.StandbyRank", [*_OF_A_RANK, "take_place"])
+SnapshotHolder = _late(
+    "slime.ray.snapshot_holder.SnapshotHolder",
+    [
+        *("copy_parts", "files", "forget_after", "host", "keep", "keep_parts", "lacks_room", "mark", "open"),
+        *("parts", "prepare", "publish", "read"),
+    ],
+)

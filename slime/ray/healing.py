@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.arguments.validate.checkpoint_files import newest_of_all
+from slime.ray.snapshot_place import is_on_hosts
 from slime.ray.trainer_snapshots import TrainerSnapshots
 
 if TYPE_CHECKING:  # bad flags are answered without waiting for these
@@ -41,6 +42,8 @@ class Point:
 
     def __str__(self) -> str:
         *_, place = self.places.values()
+        if is_on_hosts(place):
+            return f"iteration {self.iteration}, a snapshot in the memory of its hosts"
         return f"iteration {self.iteration} of {place}{', a snapshot in memory' if self.in_memory else ''}"
 
 
@@ -202,6 +205,8 @@ class Healing:
             return saved, self._build(saved)
 
     def _build(self, newest: Point) -> set[int]:
+        if newest.in_memory:
+            self._snapshots.bring(newest.iteration)
         return {role.rebuild(place, up_to=newest.iteration) for role, place in newest.places.items()}
 
     def _go_back_to(self, start: int, state: "DataState | None") -> None:

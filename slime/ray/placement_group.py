@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime.config.fleet import FleetConfig
@@ -21,6 +26,9 @@ from slime.ray.cluster import require_resources
 from slime.ray.info_actor import InfoActor, Location
 from slime.ray.policies import policy_configs
 from slime.ray.waiting import wait_all, wait_one
+from slime.utils.deadlines import within
+
+_TABLE_TIMEOUT = 60.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,21 @@ class Slots:
     def slice(self, start: int, stop: int) -> "Slots":
         part = slice(start, stop)
         return Slots(self.group, self.bundles[part], self.gpu_ids[part], self.nodes[part])
+
+    def nodes_now(self) -> list[str]:
+        """The node of each slot: for the slots of a node that it has lost Ray finds another one.
+
+        Raises:
+            LookupError: it has not yet.
+            TimeoutError: it does not say.
+        """
+        table = within(
+            _TABLE_TIMEOUT, "the table of placement groups", lambda: placement_group_table(self.group)
+        )
+        nodes = [table["bundles_to_node_id"].get(bundle) or "" for bundle in self.bundles]
+        if table["state"] != "CREATED" or not all(nodes):
+            raise LookupError(f"the placement group of the run is {table['state']}")
+        return nodes
 
     def strategy(self, slot: int) -> PlacementGroupSchedulingStrategy:
         """Puts an actor into the bundle of this slot."""

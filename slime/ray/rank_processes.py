@@ -27,12 +27,14 @@ class _Standby:
     Attributes:
         answer: to the last question, which it can answer once everything is imported.
         ready: it has answered before.
+        node: where it is, by Ray's id.
     """
 
     rank: int
     actor: Any
     answer: ray.ObjectRef
     ready: bool = False
+    node: str = ""
 
 
 class RankProcesses:
@@ -53,6 +55,10 @@ class RankProcesses:
         if found:
             logger.warning("%s: %d of %d ranks were standbys", self._name, len(found), len(self._slots))
         return [found.get(rank) or self._fresh(rank, config) for rank in range(len(self._slots))]
+
+    def nodes(self) -> list[str]:
+        """Ray's id of the node of each rank, as `Slots.nodes_now` finds it."""
+        return self._slots.nodes_now()
 
     def keep_standbys(self) -> None:
         """Starts those that are missing, and does not wait for them."""
@@ -87,7 +93,7 @@ class RankProcesses:
             if not ray.wait([standby.answer], timeout=0)[0]:
                 continue
             try:
-                ray.get(standby.answer, timeout=0)
+                standby.node, _ = ray.get(standby.answer, timeout=0)
             except ray.exceptions.RayError as error:
                 self._waiting.remove(standby)
                 self._tell_end(standby, str(error))
@@ -106,7 +112,7 @@ class RankProcesses:
     def _standbys_for(self, config: RunConfig) -> dict[int, Any]:
         """The standbys that have taken their places, by rank."""
         self._look()
-        chosen = {standby.rank: standby for standby in self._waiting if standby.ready}
+        chosen = {standby.rank: standby for standby in self._waiting if self._may_take_place(standby)}
         asked = {}
         for rank, standby in chosen.items():
             self._waiting.remove(standby)
@@ -116,6 +122,10 @@ class RankProcesses:
         if asked:
             ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_TIMEOUT)
         return {rank: chosen[rank].actor for rank, ref in asked.items() if self._has_taken(chosen[rank], ref)}
+
+    def _may_take_place(self, standby: _Standby) -> bool:
+        """Whether it is ready, and knows the GPU of its rank: not where that is on another node by now."""
+        return standby.ready and standby.node == self._slots.nodes[standby.rank]
 
     def _has_taken(self, standby: _Standby, ref: ray.ObjectRef) -> bool:
         """Whether it has; one that has ended or is stopped is no loss, the rank starts afresh."""

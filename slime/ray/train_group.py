@@ -64,7 +64,7 @@ class RayTrainGroup:
         self._name = f"{config.policies.policy_name or ''} {role}".strip()
         self._start_timeout, self._has_ranks = config.cluster.cluster_timeout, bool(slots)
         self._version, self._torn, self._slow = 0, False, False  # sent last; ended half-way; was slow in it
-        self._processes = RankProcesses(config, role, slots)
+        self.processes = RankProcesses(config, role, slots)
         self._launch(config)
         self.start_rollout_id, self.shards = config.data.start_rollout_id or 0, 0
 
@@ -74,7 +74,7 @@ class RayTrainGroup:
         self._launched = config
         self._unproven = math.inf
         self._watch = ProcessWatch()
-        self._actors = self._processes.start(config)
+        self._actors = self.processes.start(config)
         for rank, actor in enumerate(self._actors):
             self._watch.add(f"rank {rank}", actor)
         self._pending_init = self._start()
@@ -93,7 +93,7 @@ class RayTrainGroup:
         (config,) = self._gather([self._actors[0].parallel_config.remote()], "parallel layout", 60)
         self.shards = config["dp_size"]
         self._rollout.set_train_parallel_config(config)
-        self._processes.keep_standbys()
+        self.processes.keep_standbys()
 
     @property
     def checkpoints(self) -> str | None:
@@ -127,7 +127,7 @@ class RayTrainGroup:
                 return 0
             self.call_all("going on from the version of the engines", "go_on", self._version, self._torn)
             steps = self._steps_of_checkpoint()
-        self._processes.keep_standbys()
+        self.processes.keep_standbys()
         if steps is not None:
             self._log.go_back_to(steps)
         return start
@@ -170,7 +170,7 @@ class RayTrainGroup:
         self._log.train(rollout_id, report_of_all(of_ranks, self._role))
         for rank, (_, _, spans) in enumerate(outcomes):
             self._log.spans(f"{self._name} rank {rank}", spans)
-        self._processes.keep_standbys()
+        self.processes.keep_standbys()
         return [ref for _, ref, _ in outcomes if ref is not None]
 
     def save_model(self, rollout_id: int, force_sync: bool = False) -> None:
@@ -308,7 +308,7 @@ class RayTrainGroup:
 
     def shutdown(self) -> None:
         self._take_spans()
-        self._processes.end_standbys()
+        self.processes.end_standbys()
         for actor in self._actors:
             ray.kill(actor)
 

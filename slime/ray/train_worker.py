@@ -25,7 +25,7 @@ from slime.observability.train_metric_utils import perf_metrics
 from slime.ray.local_gpu import local_gpu
 from slime.ray.node import node_host
 from slime.ray.process_watch import ProcessLocation, process_location
-from slime.ray.trainer_snapshots import require_snapshots_seen
+from slime.ray.snapshot_place import loading_on_this_host, on_this_host, require_snapshots_seen
 from slime.training.backend import TrainBackend
 from slime.training.checkpoint_errors import CheckpointError
 from slime.training.metrics import rollout_metrics
@@ -55,7 +55,8 @@ class TrainWorker:
 
     def __init__(self, args: Namespace, role: str = "actor") -> None:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._config = run_config(with_context(args, rank=rank, world_size=world_size))
+        own = run_config(with_context(args, rank=rank, world_size=world_size))
+        self._config = loading_on_this_host(own)
         self._role = ROLES[role]
         self._timer = Timer()
         self._update: WeightUpdate | None = None
@@ -181,7 +182,7 @@ class TrainWorker:
         common = {"weight_version": self._weight_version, "trained_steps": trained_steps}
         state = rollout_id, common, [REFERENCE] if moving else []
         if memory is not None:
-            return self.backend.save(*state, wait=True, memory=memory)
+            return self.backend.save(*state, wait=True, memory=on_this_host(memory))
         outcomes = self.backend.save(*state, wait=force_sync) if config.checkpoints.save else []
         if config.checkpoints.save_hf:
             try:

@@ -6,6 +6,7 @@ from pathlib import Path
 from slime.arguments.core.run_args import copied
 from slime.arguments.validate.checkpoint_files import has_checkpoint, marked_iteration, newest_whole
 from slime.config.run import RunConfig, run_config
+from slime.ray.snapshot_place import is_on_hosts
 
 logger = logging.getLogger(__name__)
 
@@ -17,11 +18,14 @@ def whole_checkpoint(
 
     Args:
         verify: how files are looked at, as --verify-checkpoint says.
-        up_to: no checkpoint after this iteration.
+        up_to: no checkpoint after this iteration. Of snapshots on hosts, which this process does not see,
+            the one that was brought there.
 
     Raises:
         ValueError: there is no checkpoint, or none that is whole.
     """
+    if is_on_hosts(load):
+        return up_to, []
     if not has_checkpoint(load):
         raise ValueError(f"{role}: no checkpoint in {load} to build the ranks again from")
     step, skipped = newest_whole(load, verify, up_to)

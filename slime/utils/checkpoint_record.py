@@ -19,7 +19,7 @@ import xxhash
 
 KEPT_SNAPSHOTS = 2
 """In memory. Roles write one after the other: the newest that all have may be the last but one of one."""
-_RECORD, _RECORDS = "record_{:05d}.json", "record_*.json"
+_RECORD, _RECORDS = "record_{:05d}.json", "record_[0-9]*.json"
 _COMPLETE = "metadata.json"
 _OF_A_RANK = re.compile(r"(?:__|rng_)(\d+)[_.]")  # torch's shards, and random generators
 _ITERATION = re.compile(r"iter_(\d{7,})")
@@ -82,13 +82,29 @@ def damage(directory: Path, checksums: bool = False) -> Iterator[str]:
         return
     first = _read_record(directory, 0)
     for rank in range(first["ranks"] if first else 1):
-        record = _read_record(directory, rank)
-        if record is None:
-            yield f"{_RECORD.format(rank)} is missing or cannot be read"
-            continue
-        for name, wanted in record["files"].items():
-            if reason := _damaged(directory / name, wanted, checksums):
-                yield f"{name} {reason}"
+        yield from damage_of_part(directory, rank, checksums)
+
+
+def damage_of_part(directory: Path, rank: int, checksums: bool = False) -> Iterator[str]:
+    """Yields what is not as ``rank`` has recorded it; see `damage`."""
+    record = _read_record(directory, rank)
+    if record is None:
+        yield f"{_RECORD.format(rank)} is missing or cannot be read"
+        return
+    for name, wanted in record["files"].items():
+        if reason := _damaged(directory / name, wanted, checksums):
+            yield f"{name} {reason}"
+
+
+def files_of_part(directory: Path, rank: int) -> list[str]:
+    """The files that ``rank`` wrote, by path below the directory, and its record, which is the last one."""
+    record = _read_record(directory, rank)
+    return [*(record["files"] if record else ()), _RECORD.format(rank)]
+
+
+def parts_there(directory: Path) -> list[int]:
+    """The ranks whose record is in a directory, which may hold the parts of some ranks alone."""
+    return sorted(int(path.stem.removeprefix("record_")) for path in directory.glob(_RECORDS))
 
 
 def _read_record(directory: Path, rank: int) -> dict[str, Any] | None:

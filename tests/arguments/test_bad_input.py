@@ -510,8 +510,12 @@ CONTRADICTIONS = [
         "--trainer-snapshot-interval 2: --debug-rollout-only has no trainer",
     ),
     (
-        dict(trainer_snapshot_interval=2, use_fault_tolerance=True, actor_num_nodes=2),
-        "--trainer-snapshot-interval 2: --actor-num-nodes 2: /dev/shm is the memory of one node",
+        dict(trainer_snapshot_interval=2, use_fault_tolerance=True, trainer_snapshot_copies=1),
+        "--trainer-snapshot-copies 1: --actor-num-nodes 1: no other node of the trainer could keep them",
+    ),
+    (
+        dict(trainer_snapshot_copies=1, actor_num_nodes=2),
+        "--trainer-snapshot-copies 1: no snapshots are taken (wanted: --trainer-snapshot-interval)",
     ),
     (
         dict(trainer_snapshot_interval=2, use_fault_tolerance=True, trainer_snapshot_dir="/dev/null"),

@@ -10,6 +10,7 @@ from slime.check import snapshots, snapshots_lack_room
 from slime.check.host import _IN_LISTS, _STANDBY, _STORED, RankHost, fullest_node, sample_bytes
 from slime.check.layout import Layout
 from slime.check.needs import trained_roles
+from slime.check.snapshots import bytes_on_a_host
 from slime.config.host import HostConfig
 from slime.config.run import filled, run_config
 from tests.check.harness import checked_args, host_of_trainers, write_config
@@ -77,6 +78,23 @@ def test_two_snapshots_of_the_whole_state_are_counted(tmp_path, monkeypatch) -> 
     assert snapshots_lack_room(config) is None
     free -= 1
     assert "two snapshots take 0.00 GiB, and 5% is left to others" in (snapshots_lack_room(config) or "")
+
+
+@pytest.mark.slow
+def test_of_snapshots_on_several_hosts_copies_are_counted_and_the_whole_that_ranks_load(tmp_path) -> None:
+    flags = {"use_fault_tolerance": True, "trainer_snapshot_interval": 1}
+    path = write_config("qwen3", tmp_path)
+
+    def host(nodes: int, **more: object) -> int:
+        args = checked_args(path, nodes, **flags)
+        vars(args).update(more, actor_num_nodes=nodes, actor_num_gpus_per_node=1)
+        (role,) = trained_roles(run_config(args))
+        assert role.node.needs.snapshots == bytes_on_a_host([role])
+        return role.stages[0].host.snapshots // role.stages[0].states.stored
+
+    assert [host(2, trainer_snapshot_copies=copies) for copies in (0, 1)] == [2, 4]
+    assert [host(8, trainer_snapshot_copies=copies) for copies in (0, 1)] == [8, 8]
+    assert host(8, trainer_snapshot_copies=0, trainer_snapshot_dir=str(tmp_path)) == 2
 
 
 @pytest.mark.slow

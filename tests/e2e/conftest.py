@@ -144,11 +144,13 @@ class OwnRun(Run):
     driver: Ray's agents overwrite their environment with a title.
     """
 
-    def __init__(self, words: list[str], log: Path, metrics: Path) -> None:
+    def __init__(self, words: list[str], log: Path, metrics: Path, address: str | None = None) -> None:
         self._tag = uuid.uuid4().hex
         self._not_ours = frozenset(os.listdir(SHARED_MEMORY))  # of processes whose numbers may come again
         env = os.environ | {TAG: self._tag, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         env.pop("RAY_ADDRESS", None)
+        # A cluster of the tests asks for no token, whether or not this user has one.
+        env |= {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"} if address else {}
         with log.open("w") as stream:
             process = subprocess.Popen(
                 [sys.executable, *words],
@@ -237,11 +239,18 @@ def start(tmp_path: Path, cluster: WarmCluster) -> Iterator[Start]:
 
 @pytest.fixture
 def start_alone(tmp_path: Path) -> Iterator[Start]:
-    """Starts a run with a cluster of its own; whatever is left of it is killed after the test."""
+    """Starts a run with a cluster of its own, or with one that the test has made and names by its address;
+    whatever is left of the run is killed after the test.
+    """
     runs: list[OwnRun] = []
 
-    def start_run(flags: Sequence[object], script: str = "train.py", metrics: Path | None = None) -> Run:
-        runs.append(OwnRun(*_command(tmp_path, len(runs), script, flags, metrics)))
+    def start_run(
+        flags: Sequence[object],
+        script: str = "train.py",
+        metrics: Path | None = None,
+        address: str | None = None,
+    ) -> Run:
+        runs.append(OwnRun(*_command(tmp_path, 10 + len(runs), script, flags, metrics), address))
         return runs[-1]
 
     yield start_run

@@ -38,7 +38,7 @@ def train(config: Any, actor: Any, critic: Any, rollout: Any, log: Any) -> None:
 
 def _await_standbys(actor: Any) -> None:
     """Returns when one of each rank has imported everything, and has joined no group meanwhile."""
-    standbys = actor._processes._waiting
+    standbys = actor.processes._waiting
     assert [standby.rank for standby in standbys] == [0, 1]
     places = ray.get([standby.actor.process_location.remote() for standby in standbys], timeout=600)
     ranks = ray.get([rank.process_location.remote() for rank in actor._actors], timeout=600)

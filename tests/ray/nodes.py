@@ -1,8 +1,9 @@
 """Ray with several nodes on this machine, for tests of placement."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+import psutil
 import ray
 from ray.cluster_utils import Cluster
 
@@ -30,3 +31,30 @@ def joined_nodes(head: dict[str, int], *others: dict[str, int]) -> Iterator[Clus
     yield started[0]
     ray.shutdown()
     started[0].shutdown()
+
+
+def lose_node(cluster: Cluster, node_id: str) -> None:
+    """Kills a node's raylet with all that runs on the node, as the loss of its host does."""
+    (node,) = [node for node in cluster.list_all_nodes() if node.node_id == node_id]
+    (raylet,) = [info.process.pid for info in node.all_processes["raylet"]]
+    below = psutil.Process(raylet).children(recursive=True)
+    for process in (psutil.Process(raylet), *below):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def node_with(cluster: Cluster, command: str) -> str:
+    """Ray's id of a node on which a process with such a command line runs."""
+    for node in cluster.list_all_nodes():
+        for info in node.all_processes["raylet"]:
+            below = psutil.Process(info.process.pid).children(recursive=True)
+            if any(command in _command(process) for process in below):
+                return str(node.node_id)
+    raise LookupError(f"no node has a {command}")
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""

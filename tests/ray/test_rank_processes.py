@@ -14,13 +14,14 @@ from slime.ray.rank_processes import GPU_PER_ACTOR, RankProcesses
 from tests.run_args import config_with
 
 LOST = ray.exceptions.RayActorError()
+HERE, ELSEWHERE = ("node", 1), ("another node", 1)
 
 
 class Actor:
     """An actor whose answers the test gives.
 
     Attributes:
-        answer: to every question: True, None for none yet, or what Ray raises.
+        answer: to every question: where it is, None for none yet, or what Ray raises.
     """
 
     def __init__(self, kind, options, arguments):
@@ -66,7 +67,7 @@ class Ray:
     def get(self, ref, timeout=None):
         if ref.answer is None:
             raise self.exceptions.GetTimeoutError
-        if ref.answer is not True:
+        if not isinstance(ref.answer, tuple):
             raise ref.answer
         return ref.answer
 
@@ -75,7 +76,7 @@ class Ray:
 
 
 class Slots:
-    gpu_ids = (3, 5)
+    gpu_ids, nodes = (3, 5), ("node", "node")
 
     def __len__(self):
         return 2
@@ -124,7 +125,7 @@ def test_standbys_become_the_ranks_and_others_are_started_for_them(processes):
     group, stand_in, _ = processes(1)
     first = standbys_of(stand_in)
     for standby in first:
-        standby.answer = True
+        standby.answer = HERE
     config = config_with(load="elsewhere")
     assert group.start(config) == first
     assert [one.place for one in first] == [
@@ -139,17 +140,26 @@ def test_standbys_become_the_ranks_and_others_are_started_for_them(processes):
 def test_a_standby_that_is_not_ready_goes_on_waiting_and_its_rank_is_fresh(processes):
     group, stand_in, config = processes(1)
     first, second = standbys_of(stand_in)
-    second.answer = True
+    second.answer = HERE
     found = group.start(config)
     assert found[0].kind == "TrainRayActor" and found[1] is second
     assert not first.killed
+
+
+def test_the_rank_of_a_slot_that_has_moved_to_another_node_is_fresh(processes):
+    """Which GPU it has there is not known to a standby, which holds none."""
+    group, stand_in, config = processes(1)
+    first, second = standbys_of(stand_in)
+    first.answer, second.answer = ELSEWHERE, HERE
+    found = group.start(config)
+    assert found[0].kind == "TrainRayActor" and found[1] is second
 
 
 @pytest.mark.parametrize("answer", [None, LOST], ids=["stopped", "ended"])
 def test_a_standby_that_is_lost_when_it_is_wanted_costs_seconds_and_its_rank_is_fresh(processes, answer):
     group, stand_in, config = processes(1)
     first, second = standbys_of(stand_in)
-    first.answer = second.answer = True
+    first.answer = second.answer = HERE
     group.keep_standbys()
     group._look = lambda: None  # it happens after the look
     first.answer = answer
@@ -161,7 +171,7 @@ def test_a_standby_that_is_lost_when_it_is_wanted_costs_seconds_and_its_rank_is_
 def test_one_that_ends_while_it_waits_is_replaced_one_that_cannot_start_is_not(processes, caplog):
     group, stand_in, config = processes(1)
     first, second = standbys_of(stand_in)
-    first.answer = True
+    first.answer = HERE
     group.keep_standbys()
     first.answer = second.answer = LOST
     group.keep_standbys()

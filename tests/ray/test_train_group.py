@@ -270,7 +270,7 @@ def test_new_ranks_go_on_from_the_version_that_engines_may_have(started, saved, 
     assert (new.args.load, new.args.ckpt_step, new.args.finetune) == (saved, None, False)
     new.go_on.remote.assert_called_once_with(3, torn)
     new.connect_rollout_engines.remote.assert_not_called()
-    assert group._processes.standbys == 2  # after the start, and after this
+    assert group.processes.standbys == 2  # after the start, and after this
     group.update_weights()
     new.connect_rollout_engines.remote.assert_called_once_with(["an engine"])
 

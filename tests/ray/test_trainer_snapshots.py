@@ -10,11 +10,12 @@ from unittest.mock import MagicMock
 import pytest
 from ray.exceptions import RayTaskError
 
-from slime.ray import healing, trainer_snapshots
+from slime.ray import healing, snapshot_store
 from slime.ray.healing import Healing
 from slime.ray.losses import RanksLost
 from slime.ray.policy_groups import PolicyGroups
-from slime.ray.trainer_snapshots import TrainerSnapshots, require_snapshots_seen
+from slime.ray.snapshot_place import require_snapshots_seen
+from slime.ray.trainer_snapshots import TrainerSnapshots
 from slime.ray.whole_checkpoint import whole_checkpoint
 from slime.training.checkpoint_dir import MARKER, iteration_dir
 from slime.utils.checkpoint_record import iterations, write_record
@@ -194,7 +195,7 @@ def test_a_file_system_that_has_filled_up_is_left_alone(
     run.step(0)
     size = sum(file.stat().st_size for file in iteration_dir(tmp_path / "actor", 0).iterdir())
     found = SimpleNamespace(total=2000, free=size + 99)
-    monkeypatch.setattr(trainer_snapshots.shutil, "disk_usage", lambda path: found)
+    monkeypatch.setattr(snapshot_store.shutil, "disk_usage", lambda path: found)
     run.step(1)
     assert run.snapshots.newest() == 0 and " GiB left (wanted: " in caplog.text
     found.free += 1

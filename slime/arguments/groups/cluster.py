@@ -3,16 +3,14 @@
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import cast
 
 from slime.arguments.core.errors import UsageError
 from slime.arguments.core.group import ConfigGroup
 from slime.arguments.groups.debug import trains_only
 from slime.arguments.validate.outputs import bad_output
-from slime.config.cluster import ClusterConfig, FaultToleranceConfig
+from slime.config.cluster import ClusterConfig, FaultToleranceConfig, snapshots_are_on_hosts
 from slime.config.flag import flag
-
-_OF_ONE_NODE = "/dev/shm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +51,9 @@ def derive(args: Namespace) -> None:
     args.trainer_world_size = args.world_size = trainer
     args.rank = 0
     args.trainer_snapshots = None
+    if args.trainer_snapshot_copies is None:
+        faults, taken = cast(FaultToleranceConfig, args), args.trainer_snapshot_interval is not None
+        args.trainer_snapshot_copies = int(taken and snapshots_are_on_hosts(faults, args.actor_num_nodes))
     if args.rollout_num_gpus is None:
         wanted = "wanted: the GPUs of all engines, or --colocate"
         raise UsageError(f"--rollout-num-gpus: missing ({wanted})", unknown=["rollout_num_gpus"])
@@ -66,6 +67,8 @@ def contradictions(args: Namespace) -> Iterator[str]:
         yield from _idle_standbys(args, f"--trainer-standbys {args.trainer_standbys}")
     if args.trainer_snapshot_interval is not None:
         yield from _bad_snapshots(args, f"--trainer-snapshot-interval {args.trainer_snapshot_interval}")
+    if args.trainer_snapshot_copies:
+        yield from _bad_copies(args, f"--trainer-snapshot-copies {args.trainer_snapshot_copies}")
     if args.rollout_num_gpus == 0 and not (args.debug_train_only or args.rollout_external):
         yield "--rollout-num-gpus 0: engines are needed (wanted: 1 or more, or --debug-train-only)"
 
@@ -93,13 +96,18 @@ def _bad_snapshots(args: Namespace, name: str) -> Iterator[str]:
     yield from _without_recovery(args, name)
     if args.release_train:
         yield f"{name}: with --release-train, whose trainer starts again from what it saves (leave one out)"
-    nodes, place = args.actor_num_nodes, args.trainer_snapshot_dir
-    if nodes > 1 and Path(place).is_relative_to(_OF_ONE_NODE):
-        yield (
-            f"{name}: --actor-num-nodes {nodes}: {place} is the memory of one node, and others do not "
-            "see it (wanted: a --trainer-snapshot-dir that all nodes share, or the checkpoints of --save)"
-        )
     yield from bad_output(args, "trainer_snapshot_dir", is_directory=True)
+
+
+def _bad_copies(args: Namespace, name: str) -> Iterator[str]:
+    """Copies of nothing, or with no other node to keep them."""
+    if args.trainer_snapshot_interval is None:
+        yield f"{name}: no snapshots are taken (wanted: --trainer-snapshot-interval)"
+    elif args.actor_num_nodes == 1:
+        yield (
+            f"{name}: --actor-num-nodes 1: no other node of the trainer could keep them "
+            "(wanted: --actor-num-nodes of 2 or more, or the checkpoints of --save)"
+        )
 
 
 CONFIG_GROUP = ConfigGroup(
