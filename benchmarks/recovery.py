@@ -1,6 +1,6 @@
 """How soon a run has back what it lost, beside how long that took to start: trainer ranks and engines.
 
-    python benchmarks/recovery.py [--rounds 3]
+    python benchmarks/recovery.py [--rounds 3] [--only snapshots]
 
 A tiny model on two ranks and two engines. Processes are forked from one that has imported everything, as in
 a run on one machine, or start interpreters of their own, as in a cluster of several. Seconds, the least of
@@ -8,7 +8,9 @@ the rounds, as other programs take time too:
 
 - a trainer group's fresh start, and until it is there again after a rank was lost, with and without standbys;
 - an engine's start, and from a kill until all engines serve the trainer's weights again;
-- until the run has found a rank, or an engine, that somebody has stopped (SIGSTOP).
+- until the run has found a rank, or an engine, that somebody has stopped (SIGSTOP);
+- with a larger model, of a step: a snapshot in memory and a checkpoint on disk, and until a trainer group is
+  there again from each.
 """
 
 import argparse
@@ -20,7 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,13 @@ KINDS = {"forked": "1", "interpreters": "0"}
 LIMITS = {"group again": 1.5, "group again with standbys": 0.5, "engine again": 1.5}
 """The ratios to a start stay below these."""
 FOUND_WITHIN = 10.0  # seconds
+SNAPSHOT_ROWS = {
+    "step": "a step: rollout, training, weight update",
+    "snapshot": "a snapshot in memory",
+    "checkpoint": "a checkpoint on disk",
+    "group again from a snapshot": "trainer group, after a rank was killed, from the snapshot",
+    "group again from a checkpoint": "the same from the checkpoint",
+}
 _LONGEST = 600.0  # seconds for anything to happen
 
 
@@ -49,11 +59,15 @@ class Losses:
     def __init__(self, config: Any, actor: Any, rollout: Any) -> None:
         self._config, self._actor, self._rollout = config, actor, rollout
         self._rounds = int(os.environ[ROUNDS])
+        self._number = 1  # of the rollout in whose training ranks are lost
         self.told: dict[str, list[float]] = {}
 
     def run(self) -> None:
         actor, rollout = self._actor, self._rollout
         actor.update_weights()
+        if self._config.fault_tolerance.trainer_snapshots:
+            self._measure_snapshots(Path(self._config.fault_tolerance.trainer_snapshots) / "actor")
+            return
         self._note("engine", time.time() - psutil.Process(_engines()[-1]).create_time())
         actor.train(0, rollout.generate(0))
         actor.save_model(0, force_sync=True)
@@ -71,7 +85,7 @@ class Losses:
     def _note(self, name: str, seconds: float) -> None:
         self.told.setdefault(name, []).append(seconds)
 
-    def _lose_rank(self, number: signal.Signals) -> None:
+    def _lose_rank(self, number: signal.Signals, load: Path | None = None, name: str = "group again") -> None:
         import ray
 
         from slime.ray.losses import RanksLost
@@ -83,16 +97,36 @@ class Losses:
         begun = time.monotonic()
         os.kill(pid, number)
         try:
-            self._actor.train(1, self._batch)
+            self._actor.train(self._number, self._batch)
         except RanksLost:
             found = time.monotonic()
-        self._actor.rebuild(self._config.checkpoints.save)
+        self._actor.rebuild(load or self._config.checkpoints.save)
         again = time.monotonic() - found
         if number == signal.SIGSTOP:
             self._note("stopped rank found", found - begun)
         else:
-            self._note("group again", again)
+            self._note(name, again)
         self._actor.update_weights()
+
+    def _measure_snapshots(self, memory: Path) -> None:
+        actor, rollout, saved = self._actor, self._rollout, Path(self._config.checkpoints.save)
+        for number in range(self._rounds + 1):
+            begun = time.monotonic()
+            actor.train(number, rollout.generate(number))
+            actor.update_weights()
+            trained = time.monotonic()
+            actor.try_to_save(number, True, str(memory))
+            kept = time.monotonic()
+            actor.save_model(number, force_sync=True)
+            if number:  # the first one of each makes its process groups and directories
+                self._note("step", trained - begun)
+                self._note("snapshot", kept - trained)
+                self._note("checkpoint", time.monotonic() - kept)
+        self._note("MB", sum(path.stat().st_size for path in next(memory.glob("iter_*")).rglob("*")) / 1e6)
+        self._batch, self._number = rollout.generate(self._rounds + 1), self._rounds + 1
+        for _ in range(self._rounds):
+            self._lose_rank(signal.SIGKILL, memory, "group again from a snapshot")
+            self._lose_rank(signal.SIGKILL, saved, "group again from a checkpoint")
 
     def _lose_engine(self) -> None:
         begun = time.monotonic()
@@ -136,8 +170,8 @@ def _await(happened: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def measure_run(directory: Path, kind: str, standbys: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each loss of a run, and of its start."""
+def measure_run(directory: Path, kind: str, standbys: int, rounds: int, *more: str) -> dict[str, list[float]]:
+    """Seconds of each loss of a run with ``more`` flags, and of its start."""
     place = Path(tempfile.mkdtemp(dir=directory))
     times, told, said = place / "times", place / "told", place / "said"
     env = os.environ | {TIMES_FILE: str(times), TOLD: str(told), ROUNDS: str(rounds), FORKS: KINDS[kind]}
@@ -145,7 +179,7 @@ def measure_run(directory: Path, kind: str, standbys: int, rounds: int) -> dict[
     env.pop("RAY_ADDRESS", None)
     words = [*flags(directory), "--num-rollout", "8", "--actor-num-gpus-per-node", "2"]
     words += ["--rollout-num-gpus", "2", "--save", str(place / "saved"), "--use-fault-tolerance"]
-    command = [sys.executable, __file__, "--inside", *words, "--trainer-standbys", str(standbys)]
+    command = [sys.executable, __file__, "--inside", *words, "--trainer-standbys", str(standbys), *more]
     with said.open("w") as output:
         status = subprocess.run(command, cwd=ROOT, env=env, stdout=output, stderr=output).returncode
     if status:
@@ -157,13 +191,35 @@ def measure_run(directory: Path, kind: str, standbys: int, rounds: int) -> dict[
     return {"group": [max(ready) - begun], **found}
 
 
-def measure(rounds: int) -> dict[str, Any]:
-    results: dict[str, Any] = {"rounds": rounds, "load_before": os.getloadavg()[0]}
+@contextmanager
+def _model_and_data(hidden_size: int, layers: int) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
-        make_tiny_model(["--output", str(directory / "model"), "--hidden-size", "64", "--num-layers", "2"])
+        size = ["--hidden-size", str(hidden_size), "--num-layers", str(layers)]
+        make_tiny_model(["--output", str(directory / "model"), *size])
         rows = ["--sft-rows", "4", "--rl-rows", "64", "--eval-rows", "4"]
         make_data(["--output", str(directory / "data"), *rows])
+        yield directory
+
+
+def measure_snapshots(rounds: int) -> dict[str, Any]:
+    """What a snapshot takes of a step, and how soon ranks are back from one, beside a checkpoint."""
+    load = os.getloadavg()[0]
+    with _model_and_data(512, 8) as directory:
+        found = measure_run(directory, "forked", 0, rounds, "--trainer-snapshot-interval", "1")
+    seconds = {name: statistics.median(found[name]) for name in SNAPSHOT_ROWS}
+    return {
+        "load_before": load,
+        "rounds": rounds,
+        "mb": round(found["MB"][0]),
+        "seconds": {name: round(value, 2) for name, value in seconds.items()},
+        "share_of_a_step": round(seconds["snapshot"] / seconds["step"], 2),
+    }
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    results: dict[str, Any] = {"rounds": rounds, "load_before": os.getloadavg()[0]}
+    with _model_and_data(64, 2) as directory:
         for kind in KINDS:
             plain = measure_run(directory, kind, 0, rounds)
             waiting = measure_run(directory, kind, 1, rounds)
@@ -177,6 +233,7 @@ def measure(rounds: int) -> dict[str, Any]:
                 "ratios": {name: round(value, 2) for name, value in ratios.items()},
                 "standby_mb": round(statistics.median(waiting["standby MB"])),
             }
+    results["snapshots"] = measure_snapshots(rounds)
     return results
 
 
@@ -216,6 +273,13 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def snapshot_table(results: dict[str, Any]) -> str:
+    """Rows for the page, of snapshots."""
+    seconds = results["snapshots"]["seconds"]
+    rows = [f"| {told} | {seconds[name]:.1f} s |" for name, told in SNAPSHOT_ROWS.items()]
+    return "\n".join(["| | median |", "|---|---|", *rows])
+
+
 def main() -> int:
     if sys.argv[1:2] == ["--inside"]:
         from slime.ray.session import main as run
@@ -226,11 +290,16 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--only", choices=["snapshots"], help="measure these; the rest stays as it was")
     options = parser.parse_args()
-    results = measure(options.rounds)
+    if options.only:
+        results = json.loads(RESULTS.read_text()) | {"snapshots": measure_snapshots(options.rounds)}
+    else:
+        results = measure(options.rounds)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(results, indent=2) + "\n")
     print(table(results))
+    print(snapshot_table(results))
     for line in broken(results):
         print(line, file=sys.stderr)
     return int(bool(broken(results)))

@@ -3,13 +3,19 @@
 import json
 from copy import deepcopy
 
-from benchmarks.recovery import RESULTS, ROOT, broken, table
+from benchmarks.recovery import RESULTS, ROOT, broken, snapshot_table, table
 
 
 def test_recovery_takes_no_longer_than_promised_and_the_page_has_the_table():
     found = json.loads(RESULTS.read_text())
     assert broken(found) == [] and found["rounds"] >= 3
-    assert table(found) in (ROOT / "docs" / "fleets.md").read_text()
+    page = (ROOT / "docs" / "fleets.md").read_text()
+    assert table(found) in page and snapshot_table(found) in page
+    snapshots = found["snapshots"]
+    assert (
+        f"{snapshots['mb']} MB of state, on two CPU cores with a load of {snapshots['load_before']:.0f}\n"
+        in page
+    )
 
 
 def test_what_takes_longer_than_promised_is_named():
