@@ -8,12 +8,12 @@ import platform
 import re
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from slime.processes.exclusive import DirectoryUnusable
+from slime.processes.signal_flag import SignalFlag
 from slime.utils.stores import bad_url, is_url, shown
 from slime.utils.types import EngineEndpoint
 from slime.utils.worker_url import WANTED, worker_url
@@ -110,7 +110,7 @@ def _name(engine: str, home: str) -> str:
 
 
 def _follow(asked: argparse.Namespace, follower: EngineFollower) -> int:
-    ended = threading.Event()
+    ended = SignalFlag()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())  # a step that has begun goes on to its end
     with follower:

@@ -4,11 +4,11 @@ import ctypes
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 from slime.processes import termination
+from slime.processes.signal_flag import SignalFlag
 from slime.processes.stopped import STOPPED_LIMIT_S, StopClock, is_stopped
 
 BAD_FLAGS, INTERRUPTED = 2, 128 + signal.SIGINT
@@ -47,7 +47,7 @@ class Restarts:
         self._stopped_limit_s = stopped_limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._told: int | None = None
-        self._stop = threading.Event()
+        self._stop = SignalFlag()
 
     def run(self) -> int:
         """Returns the exit status of the last start; of a signal, 128 and its number. In the main thread."""
