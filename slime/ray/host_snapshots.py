@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # it imports much
 
 logger = logging.getLogger(__name__)
 
+_ATTEMPTS = 3  # at bringing parts, of which each that fails has lost a holder
+
 
 class OnHosts:
     """A `slime.ray.snapshot_store.SnapshotStore`.
@@ -133,24 +135,39 @@ class OnHosts:
     def bring(self, iteration: int) -> None:
         """Gets the parts that a node with ranks lacks, to each such node, from those that have them.
 
+        Where a node is lost meanwhile, it begins again as long as others have its parts.
+
         Raises:
             HolderFailed: not all can be had.
         """
+        for left in reversed(range(_ATTEMPTS)):
+            self._holders.settle()
+            self._end_copies()
+            try:
+                self._bring(iteration)
+            except HolderFailed as error:
+                if not left or iteration not in self._there():
+                    raise
+                logger.warning("the parts of iteration %d are asked for again: %s", iteration, error)
+            else:
+                return
+
+    def _bring(self, iteration: int) -> None:
         holders = self._holders
-        holders.settle()
-        self._end_copies()
         holders.ask_living("keep", self._names, iteration)
         there = self._there().get(iteration)
         if there is None:
             raise HolderFailed(f"the snapshot of iteration {iteration} is not whole any more")
-        refs = []
         for name, nodes in holders.nodes.items():
+            refs = self._copying[name, iteration] = []
             for node in dict.fromkeys(nodes):
                 for source, ranks in _sources(node, there[name]).items():
                     self._tell_source(iteration, name, node, source, ranks)
                     call = name, iteration, holders.handle(source), ranks, self._checksums
                     refs += holders.begin("copy_parts", {node: call})
-        holders.wait(refs, f"bringing the snapshot of iteration {iteration} to its ranks", self._timeout)
+        under_way = [ref for refs in self._copying.values() for ref in refs]
+        holders.wait(under_way, f"bringing the snapshot of iteration {iteration} to its ranks", self._timeout)
+        self._copying = {}
         for name, nodes in holders.nodes.items():
             holders.ask("choosing a snapshot", "mark", dict.fromkeys(nodes, (name, iteration)))
 
@@ -167,10 +184,10 @@ class OnHosts:
 
     def go_back(self, iteration: int) -> None:
         """Leaves each host the parts of its ranks and those that it copies."""
+        self._end_copies()
+        self._holders.ask_living("forget_after", self._names, iteration)  # whatever fails after it
         try:
             self._holders.settle()
-            self._end_copies()
-            self._holders.ask_living("forget_after", self._names, iteration)
             for name in self._names:
                 self._trim(name, iteration)
         except HolderFailed as error:
@@ -196,6 +213,7 @@ class OnHosts:
             }
 
     def discard(self) -> None:
+        self._end_copies()
         self._holders.ask_living("keep", self._names, None)
         self._whole = {name: set() for name in self._names}
         self._copied = {name: set() for name in self._names}

@@ -20,7 +20,9 @@ if TYPE_CHECKING:  # it imports much
     from slime.ray.train_group import RayTrainGroup
 
 _LOOK_INTERVAL = 0.5  # seconds
-_AT_ONCE = 8  # calls of a holder, which reads for others while it copies
+_AT_ONCE = 8  # calls of a holder but copies
+_COPIES = "copies"
+_COPIES_AT_ONCE = 4  # of a holder, in threads of their own: they wait for others, which read for them
 
 
 class HolderFailed(ValueError):
@@ -88,7 +90,7 @@ class Holders:
             if node not in self._holders:
                 place = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
                 self._holders[node] = (
-                    ray.remote(SnapshotHolder)
+                    _actor_class()
                     .options(
                         num_cpus=0,
                         num_gpus=0,
@@ -167,6 +169,12 @@ class Holders:
     def ranks_on(self, name: str, nodes: Iterable[str]) -> list[int]:
         there = {*nodes}
         return [rank for rank, node in enumerate(self.nodes[name]) if node in there]
+
+
+def _actor_class() -> Any:
+    """Copies that wait for each other's holders never take the threads which would answer them."""
+    ray.method(concurrency_group=_COPIES)(vars(SnapshotHolder)["copy_parts"])
+    return ray.remote(concurrency_groups={_COPIES: _COPIES_AT_ONCE})(SnapshotHolder)
 
 
 def _is_dead(holder: Any) -> bool:

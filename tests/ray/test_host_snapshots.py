@@ -190,6 +190,21 @@ def test_a_lost_node_costs_the_step_under_way(run, lost: str, caplog: Any) -> No
         assert kept == [{0, 1, 4, 5}, {0, 1, 2, 3}, {2, 3, 4, 5}]
 
 
+def test_a_node_that_is_lost_while_parts_are_brought_costs_no_more(run, monkeypatch, caplog: Any) -> None:
+    started, copy_parts = run(["a", "b", "c", "d"]), SnapshotHolder.copy_parts
+
+    def losing(*arguments: Any) -> None:
+        if not started.hosts["c"].lost and started.hosts["a"].lost:
+            started.cluster.lose("c")
+            raise HolderFailed("c is lost")
+        copy_parts(*arguments)
+
+    monkeypatch.setattr(SnapshotHolder, "copy_parts", losing)
+    assert started.lose(4, 3, "a") == [0, 1, 2, 3, 3]
+    assert started.actor.rebuilt == [("actor", 2)] and started.actor.found == [[*range(8)]] * 4
+    assert caplog.text.count("the parts of iteration 2 are asked for again: c is lost") == 1
+
+
 def test_parts_of_others_are_given_back_when_ranks_have_them(run) -> None:
     started = run(["a", "b", "c"])
     started.lose(4, 3)
@@ -269,6 +284,19 @@ def test_steps_that_are_taken_again_have_no_later_snapshot(run) -> None:
     assert not [*started.hosts["b"].place.glob("actor/iter_0000002*")]
     started.snapshots.discard()
     assert started.snapshots.newest() is None
+
+
+def test_later_snapshots_are_forgotten_where_a_node_is_missing(run, monkeypatch) -> None:
+    started = run(["a", "b"])
+    for rollout_id in range(3):
+        started.step(rollout_id)
+
+    def missing(holders: Hosts) -> None:
+        raise HolderFailed("no node")
+
+    monkeypatch.setattr(Hosts, "_settle", missing)
+    started.snapshots.go_back(1)
+    assert not [*started.hosts["b"].place.glob("actor/iter_0000002*")]
 
 
 def test_ranks_that_are_all_on_one_node_are_refused_copies(run) -> None:

@@ -40,6 +40,7 @@ def test_what_a_lost_node_kept_comes_from_the_other_one_to_the_node_in_its_place
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot_holders, "_bytes_of_a_host", lambda config: 0)
+    monkeypatch.setattr(snapshot_holders, "_AT_ONCE", 1)  # each copies from the other, and answers it
     given = dict(use_fault_tolerance=True, trainer_snapshot_interval=1, trainer_snapshot_copies=1)
     given |= dict(trainer_snapshot_dir=str(tmp_path), trainer_snapshots=place_on_hosts(tmp_path, "1a"))
     given |= dict(actor_num_nodes=2, actor_num_gpus_per_node=1, rollout_num_gpus=0, debug_train_only=True)
