@@ -14,6 +14,8 @@ from slime.weight_sync.broken import GROUP_BROKE, of_broken_group
 
 # As the C library and Python say it.
 _STARVED = re.compile(r"too many open files|cannot allocate memory|can't start new thread|bad_alloc", re.I)
+# Whose connections are others than those between ranks.
+_OF_OTHERS = GROUP_BROKE, "engine http", "--update-weight-disk-dir"
 _LOSSES = (ProcessDied, ProcessStopped, EngineFailure)
 
 
@@ -52,7 +54,7 @@ def losses_named(may_restart: bool, *more: type[Exception]) -> Iterator[None]:
 def lost_ranks_named(what: str) -> Iterator[None]:
     """Raises as `RanksLost` that a rank has ended, or that ranks have lost their connections to each other.
 
-    Connections to engines are no such loss: an update begins again without them.
+    Connections to engines are no such loss: an update begins again without them. Nor are those to a disk.
 
     Raises:
         RankStarved: a rank has no descriptors, threads or memory left for what it does.
@@ -62,7 +64,7 @@ def lost_ranks_named(what: str) -> Iterator[None]:
     except ProcessDied as error:
         raise RanksLost(str(error)) from error
     except ray.exceptions.RayTaskError as error:
-        if any(word in str(error) for word in (GROUP_BROKE, "engine http")):
+        if any(word in str(error) for word in _OF_OTHERS):
             raise
         if of_broken_group(error.cause):
             told = "ranks have lost their connections to each other"

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from slime.config.cluster import ClusterConfig
 from slime.config.weight_update import WeightUpdateConfig
 from slime.utils.addresses import get_host_info, is_loopback
+from slime.weight_sync.broken import of_broken_group
 
 T = TypeVar("T")
 _BEFORE_OTHERS = 0.75
@@ -70,7 +71,7 @@ class RankAgreement:
     def step(self, name: str) -> Iterator[None]:
         """
         Raises:
-            RuntimeError: the body failed on another rank.
+            RuntimeError: the body failed on another rank, or connections between ranks have ended.
             TimeoutError: another rank did not reach the end of the step in time.
         """
         failure: BaseException | None = None
@@ -128,7 +129,9 @@ class RankAgreement:
         try:
             dist.all_gather_object(outcomes, own, group=self._group)
         except RuntimeError as error:
-            raise TimeoutError(
+            # By the kind it is known whether ranks that start again could go on.
+            kind = RuntimeError if of_broken_group(error) else TimeoutError
+            raise kind(
                 f"weight sync, step {name!r}: rank {dist.get_rank()} waited for the other trainer ranks, "
                 f"at most {self._timeout.total_seconds():.0f} s ({error})"
             ) from (failure or error)

@@ -2,10 +2,12 @@
 
 from datetime import timedelta
 
+import pytest
 import torch.distributed as dist
 
 from slime.config.run import run_config
 from slime.weight_sync.agreement import RankAgreement
+from slime.weight_sync.broken import of_broken_group
 from slime.weight_sync.update import WeightUpdate
 from tests.megatron_harness import run_ranks
 from tests.run_args import run_args
@@ -44,7 +46,7 @@ def _step_of_one(rank):
         try:
             with agreement.step("send"):
                 pass
-        except TimeoutError as error:
+        except (TimeoutError, RuntimeError) as error:  # which of them, Gloo says
             return str(error)
     return ""
 
@@ -54,6 +56,27 @@ def test_a_rank_that_does_not_come_is_named_by_the_step():
     assert told.startswith(
         "weight sync, step 'send': rank 0 waited for the other trainer ranks, at most 1 s ("
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("[pair.cc:553] Connection closed by peer [127.0.0.1]:7", RuntimeError),
+        ("Timed out waiting 1000ms for recv operation to complete", TimeoutError),
+    ],
+)
+def test_ranks_that_are_cut_off_from_each_other_are_no_late_ones(monkeypatch, said: str, kind: type) -> None:
+    """The first start again, by what `slime.ray.losses` knows them."""
+
+    def gather(*arguments: object, **options: object) -> None:
+        raise RuntimeError(said)
+
+    fakes = {"new_group": lambda **options: None, "get_world_size": lambda: 2, "get_rank": lambda: 0}
+    for name, fake in {**fakes, "all_gather_object": gather}.items():
+        monkeypatch.setattr(dist, name, fake)
+    with pytest.raises(kind, match="rank 0 waited for the other trainer ranks") as raised:
+        RankAgreement(timedelta(seconds=1)).any_rank("send", True)
+    assert of_broken_group(raised.value) == (kind is RuntimeError)
 
 
 class Together(Source):
