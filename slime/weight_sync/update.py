@@ -1,8 +1,8 @@
 """One weight update from begin to end."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
 from typing import NamedTuple, cast
 
@@ -24,6 +24,8 @@ from slime.weight_sync.transports import transports_of
 from slime.weight_sync.transports.adapters import AdapterTransport
 from slime.weight_sync.transports.transport import Transport
 from slime.weight_sync.writer import new_writer
+
+Step = Callable[[str], AbstractContextManager[None]]
 
 
 class AdapterWeights(NamedTuple):
@@ -64,24 +66,30 @@ class Route:
         """Whether this rank is one of them."""
         return dist.get_rank() in self.sources
 
-    def connect(self, endpoints: Sequence[EngineEndpoint]) -> None:
+    def connect(self, endpoints: Sequence[EngineEndpoint], step: Step) -> None:
         """
+        Args:
+            step: what fails on a rank alone fails on all in one, before others meet in the next transport.
+
         Raises:
             ValueError: no transport reaches an engine, or the plan cannot do with one.
         """
         remaining, self.serving, self._passage = list(endpoints), [], None
-        self.plan.connect(endpoints)
+        with step("take note of engines"):
+            self.plan.connect(endpoints)
         for transport in self.transports:
             served = [endpoint for endpoint in remaining if transport.accepts(endpoint)]
             remaining = [endpoint for endpoint in remaining if endpoint not in served]
             if served or transport.publishes:
                 self.serving.append(transport)
-            transport.connect(served)
+            with step("connect engines"):
+                transport.connect(served)
         if remaining:
             raise ValueError(f"no transport reaches the engines {[e.url for e in remaining]}")
-        for transport in self.serving:
-            if transport not in self._speeds and dist.get_rank() in transport.source_ranks():
-                self._speeds[transport] = transport.path_speed()
+        with step("measure paths to engines"):
+            for transport in self.serving:
+                if transport not in self._speeds and dist.get_rank() in transport.source_ranks():
+                    self._speeds[transport] = transport.path_speed()
 
     @property
     def looks_ahead(self) -> bool:
@@ -211,9 +219,8 @@ class WeightUpdate:
             RuntimeError: a group did not form in time, or another rank failed.
         """
         self._has_base = False
-        with self._ranks.step("connect engines"):
-            for route in self._routes:
-                route.connect(endpoints)
+        for route in self._routes:
+            route.connect(endpoints, self._ranks.step)
 
     def run(self, version: int) -> SyncReport:
         """Gives every engine the current weights under the version ``str(version)``.

@@ -108,6 +108,41 @@ def test_ranks_gather_in_step_what_is_prepared_ahead():
     assert other == ["open", "commit", "resume"]
 
 
+class Meeting(Pretended):
+    """Ranks meet when they connect, or it fails on the one that speaks to engines."""
+
+    fails = False
+
+    def connect(self, endpoints):
+        if self.fails:
+            if dist.get_rank() == 0:
+                raise ValueError("refused")
+            return
+        assert self.agreement.of_all("name", self.name) == [self.name] * 2
+
+
+def _connections(rank):
+    """What becomes of the first one, which fails on rank 0 before others meet, and of the next."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    transports = [Meeting(name, {name}, 3, 0.0, []) for name in ("one", "two")]
+    update = WeightUpdate(run_config(run_args(distributed_timeout_minutes=1)), Source(), transports)
+    told = []
+    for transports[0].fails in (True, False):
+        try:
+            update.connect(endpoints("one", "two"))
+            told.append("")
+        except Exception as error:
+            told.append(f"{type(error).__name__}: {error}")
+    return told
+
+
+def test_a_transport_that_fails_on_one_rank_keeps_all_from_the_next_one():
+    assert run_ranks(_connections, 2) == [
+        ["ValueError: refused", ""],
+        ["RuntimeError: weight sync, step 'connect engines': rank 0 failed: ValueError: refused", ""],
+    ]
+
+
 def _alone(rank):
     dist.init_process_group("gloo")
     agreement = RankAgreement(timedelta(seconds=300))
