@@ -191,6 +191,20 @@ def test_what_ranks_have_sent_together_is_held_against_what_engines_say(args, en
     assert "weight 'wide1': checksum" in errors(found, 2)[0] and "as sent" in errors(found, 2)[1]
 
 
+def test_what_a_rank_has_sent_before_another_one_writes_all_counts_no_more(args, engine):
+    args.check_weight_checksums = True
+
+    def told(_body):
+        dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in engine.loaded.items()}
+        checksums = {name: tensor_digest(tensor) for name, tensor in engine.loaded.items()}
+        return {"ranks": [{"checksums": checksums, "dtypes": dtypes}]}
+
+    engine.answers["weights_checker"] = told
+    found = made(args, engine, GOOD, ((1,), "a full disk"), ((1,), "no directory"), ranks=2)
+    assert [one[2]["sources"] for one in found] == [[0]] * 2
+    assert errors(found, 3) == [None] * 2
+
+
 def test_ranks_share_their_stage_by_bytes_and_pairs_stay_together():
     dtype, pair = FORMS["narrow0"][0], ["a.q_a_proj.weight", "a.kv_a_proj_with_mqa.weight"]
     sizes = (9, 1, 1, 5, 8, 4)

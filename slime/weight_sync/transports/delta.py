@@ -243,7 +243,7 @@ class DeltaTransport(DiskTransport):
 
     def _take_in(self, digests: list[dict[str, tuple[str, str]]]) -> None:
         """Engines stand still, and load the version."""
-        for each in digests:
+        for each in digests[: self._writers]:  # others may yet have those of an earlier update
             if self._plan is not None and self._plan.sent is not None:
                 self._plan.sent.add(each)
         self._load(self._places)
