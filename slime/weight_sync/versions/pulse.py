@@ -12,6 +12,7 @@ BEAT_S = 2.0
 """A follower writes its note so often."""
 SILENT_S = 15.0
 """One whose note has not changed for so long is gone."""
+_TORN = -1
 
 
 class Pulse:
@@ -23,18 +24,18 @@ class Pulse:
     def silent(self, notes: Mapping[str, Follower | None]) -> set[str]:
         """Looks at all notes there are, and returns the keys of followers that are gone.
 
-        One that cannot be read, as it is being written, says nothing new.
+        One that cannot be read any more is being written: that is a change as well, or a follower would be
+        gone whose note was found so after nobody had looked for a while.
         """
         now, before = time.monotonic(), self._seen
         self._seen = {}
         for key, note in notes.items():
-            beat, since = before.get(key, (-1, now))
-            if note is not None and note.beat != beat:
-                beat, since = note.beat, now
-            self._seen[key] = beat, since
+            known, since = before.get(key, (_TORN, now))
+            beat = _TORN if note is None else note.beat
+            self._seen[key] = beat, since if beat == known else now
         return {key for key, (_, since) in self._seen.items() if now - since >= SILENT_S}
 
     def has_changed(self, key: str, notes: Mapping[str, Follower | None]) -> bool:
         """Whether the note is another one than when `silent` looked last."""
         note = notes.get(key)
-        return note is not None and key in self._seen and self._seen[key][0] not in (-1, note.beat)
+        return note is not None and key in self._seen and self._seen[key][0] not in (_TORN, note.beat)
