@@ -101,6 +101,19 @@ def test_who_comes_late_needs_room_for_two_versions_only(published, local, monke
     assert whole_versions(local) == ["weight_v000003", "weight_v000004"]
 
 
+def test_what_an_engine_has_stays_beside_a_whole_version_that_is_fetched(published, local):
+    """It may refuse that; a version of the same number and other weights goes."""
+    published.publish(2, whole=(1, 2))
+    for version in (1, 2):
+        pull(published.source, local, version, kept=[1])
+    assert whole_versions(local) == ["weight_v000001", "weight_v000002"]
+    require_equal(directory_of(local, 1), published.kept[1])
+    published.version, published.manifest = 1, None
+    published.train()
+    published.whole()
+    require_equal(pull(published.source, local, 2, kept=[1, 2]), published.kept[2])
+
+
 def test_a_whole_version_is_fetched_as_it_is_and_a_change_of_nothing_too(published, local, monkeypatch):
     published.publish(1)
     published.changes()

@@ -38,7 +38,8 @@ def pull(
     Args:
         source: a directory, or a URL from which files are fetched to ``local`` first.
         timeout_s: how long it waits for another reader.
-        kept: versions that stay there besides it and the one on which it builds.
+        kept: versions that stay there besides it and the one on which it builds, unless changes are made
+            to a whole one that was fetched: two have room.
 
     Raises:
         ValueError: the version, or one on which it builds, is missing, damaged or another one than it builds
@@ -61,11 +62,11 @@ def _pull(place: Path | str, local: Path, version: int, timeout_s: float, others
     with _alone(local, timeout_s), source:
         held = _held(local)
         try:
-            made = _made(source, local, wanted, held)
+            made = _made(source, local, wanted, held, others)
         except (ValueError, OSError):
             if not held:
                 raise
-            made = _made(source, local, wanted, {})  # what was here may be what is damaged
+            made = _made(source, local, wanted, {}, others)  # what was here may be what is damaged
         base = wanted.manifest.base
         # The same weights may be there under an older version.
         kept = {version, version_of(made) or version, *others}
@@ -89,7 +90,7 @@ def _held(local: Path) -> dict[str, Version]:
     return held
 
 
-def _made(source: Source, local: Path, wanted: Version, held: Held) -> Path:
+def _made(source: Source, local: Path, wanted: Version, held: Held, kept: Collection[int]) -> Path:
     state = wanted.manifest.state
     if state in held:
         path, manifest = held[state]
@@ -108,7 +109,7 @@ def _made(source: Source, local: Path, wanted: Version, held: Held) -> Path:
             f"{wanted.path}: the versions before it lead to state {state_of(tensors)} (wanted: {state})"
         )
     if start.manifest.state not in held:
-        start = source.whole(start)
+        start = source.whole(start, () if links else kept)  # two versions have room
         if start.path.parent == local and not links:
             return start.path
     links = [source.fetched(link) for link in links]

@@ -1,6 +1,7 @@
 """Where a reader has versions from: a directory, or a URL whose files it fetches first."""
 
 import shutil
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -46,8 +47,12 @@ class Source(Protocol):
     def fetched(self, version: Version) -> Version:
         """The version with its files."""
 
-    def whole(self, version: Version) -> Version:
-        """A whole version with its files; one that was fetched is held by this machine from now on."""
+    def whole(self, version: Version, kept: Collection[int] = ()) -> Version:
+        """A whole version with its files; one that was fetched is held by this machine from now on.
+
+        Args:
+            kept: versions that stay there then.
+        """
 
 
 class _Directory:
@@ -68,7 +73,7 @@ class _Directory:
     def fetched(self, version: Version) -> Version:
         return version
 
-    def whole(self, version: Version) -> Version:
+    def whole(self, version: Version, kept: Collection[int] = ()) -> Version:
         return version
 
 
@@ -113,11 +118,11 @@ class _Fetching:
         manifest.write(path)
         return version
 
-    def whole(self, version: Version) -> Version:
+    def whole(self, version: Version, kept: Collection[int] = ()) -> Version:
         path, manifest = self.fetched(version)
         verify(path, {name: entry.digest for name, entry in manifest.tensors.items()}, manifest.checksum)
         held = directory_of(self._local, manifest.version)
-        remove_others(self._local, ())  # two versions have room
+        remove_others(self._local, {*kept} - {manifest.version})
         return Version(path.rename(held), manifest)
 
 
