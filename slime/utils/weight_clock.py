@@ -10,10 +10,9 @@ The rollout manager tells; rollout functions and adapters ask::
 
 import asyncio
 import threading
+import uuid
 from collections.abc import Mapping
 from typing import Any
-
-_KEY = "weights-"
 
 
 class WeightClock:
@@ -31,6 +30,8 @@ class WeightClock:
         self.updates = 0
         self.ahead = 0
         self.keeps_prefixes = False
+        # Engines may have prefixes under the keys of a process before this one, or of another run.
+        self._key = f"weights-{uuid.uuid4().hex[:8]}-"
         self._open = False
         self._lock = threading.Lock()
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -59,7 +60,7 @@ class WeightClock:
 
         Nothing, where there are none. One that is sent while an update is open is answered after it.
         """
-        return {"extra_key": f"{_KEY}{self.updates}"} if self.keeps_prefixes else {}
+        return {"extra_key": f"{self._key}{self.updates}"} if self.keeps_prefixes else {}
 
     def keyed(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """The request with `cache_key`, within which an ``extra_key`` of its own goes on to count.
@@ -69,7 +70,7 @@ class WeightClock:
         if not self.keeps_prefixes:
             return request
         key, own = self.cache_key()["extra_key"], request.get("extra_key")
-        within = lambda one: key if not one or one.startswith(_KEY) else f"{key} {one}"
+        within = lambda one: key if not one or one.startswith(self._key) else f"{key} {one}"
         return {**request, "extra_key": list(map(within, own)) if isinstance(own, list) else within(own)}
 
     async def settled(self) -> None:

@@ -142,7 +142,14 @@ async def test_requests_to_generate_start_from_no_prefix_of_older_weights(server
     assert (await post(f"{root}/generate", {"a": 1}))["body"] == {"a": 1}
     monkeypatch.setattr(http_utils, "clock", clock := WeightClock())
     clock.keeps_prefixes = True
-    for own, wanted in ((None, "weights-0"), ("k", "weights-0 k"), (["k", ""], ["weights-0 k", "weights-0"])):
+    first = clock.cache_key()["extra_key"]
+    theirs = "weights-0"  # which looks like one of these
+    for own, wanted in (
+        (None, first),
+        ("k", f"{first} k"),
+        (["k", ""], [f"{first} k", first]),
+        (theirs, f"{first} {theirs}"),
+    ):
         for path in ("/generate", "/v1/completions", "/v1/chat/completions"):
             asked = {"a": 1} if own is None else {"a": 1, "extra_key": own}
             assert (await post(root + path, asked))["body"] == {"a": 1, "extra_key": wanted}
@@ -157,10 +164,16 @@ async def test_requests_to_generate_start_from_no_prefix_of_older_weights(server
         return answer
 
     monkeypatch.setattr(http_utils, "send", update)
-    assert (await post(f"{root}/generate", early))["body"] == {"a": 1, "extra_key": "weights-1"}
+    assert (await post(f"{root}/generate", early))["body"] == {"a": 1, **clock.cache_key()}
     assert (await post(f"{root}/abort_request", {"a": 1}))["body"] == {"a": 1}
     init_http_client(plugin_args(sglang_router_ip="127.0.0.1", sglang_router_port=1))
     assert (await post(f"{root}/generate", {"a": 1}))["body"] == {"a": 1}  # a judge's
+
+
+def test_a_process_that_comes_after_another_one_takes_no_prefix_of_its_weights():
+    one, other = WeightClock(), WeightClock()
+    one.keeps_prefixes = other.keeps_prefixes = True
+    assert one.updates == other.updates and one.cache_key() != other.cache_key()
 
 
 async def test_of_several_adapters_that_of_the_task_is_asked_and_none_is_guessed(server):
