@@ -32,7 +32,7 @@ _outcome = LAST_LINE, STATUS
 
 def end_on_sigterm() -> None:
     """Call it in the main thread; calling it again does nothing."""
-    if signal.getsignal(signal.SIGTERM) is _handle:
+    if is_ours():
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -41,6 +41,11 @@ def end_on_sigterm() -> None:
     os.register_at_fork(after_in_child=_forget)
     threading.Thread(target=_watch, args=(reader,), name="sigterm", daemon=True).start()
     signal.signal(signal.SIGTERM, _handle)
+
+
+def is_ours() -> bool:
+    """Whether SIGTERM ends this process in this way, and not in another one that has been set since."""
+    return signal.getsignal(signal.SIGTERM) is _handle
 
 
 @contextlib.contextmanager
@@ -96,6 +101,6 @@ def _watch(reader: int) -> None:
 
 
 def _forget() -> None:
-    if signal.getsignal(signal.SIGTERM) is _handle:
+    if is_ours():
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import node, services
+from ray._private import node, services, utils
 from ray._private.node import Node
 
+from slime.processes import termination
 from slime.processes.reaper import Known, living, reap
 from slime.processes.stopped import STOPPED_LIMIT_S
 from slime.ray.ending import CannotStart
@@ -85,7 +86,12 @@ def _start_once(timeout: float, init: Callable[[], object], logs_are_shown: bool
     """Calls ``init``; if it fails, ends what it has started."""
     before = living({}, os.getpid())
     try:
-        with _patient(timeout), _letting_others_look(), _without_idle_processes(logs_are_shown):
+        with (
+            _patient(timeout),
+            _letting_others_look(),
+            _without_idle_processes(logs_are_shown),
+            _leaving_sigterm_alone(),
+        ):
             init()
     except Exception:
         _end_what_was_started(before)
@@ -169,6 +175,18 @@ def _without_idle_processes(logs_are_shown: bool) -> Iterator[None]:
     finally:
         for name, start in starts.items():
             setattr(Node, name, start)
+
+
+@contextmanager
+def _leaving_sigterm_alone() -> Iterator[None]:
+    """Within, Ray does not end this process in a way of its own, without a last line, where we end it."""
+    set_handler = utils.set_sigterm_handler
+    if termination.is_ours():
+        utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = set_handler
 
 
 def _lives(name: str) -> bool:

@@ -114,6 +114,26 @@ def test_a_start_that_hangs_says_which_processes_there_are(server: str) -> None:
     assert line == f"error: Ray has not started on this machine after 1.5 s: {there}"
 
 
+def test_a_sigterm_while_ray_starts_is_not_taken_by_ray() -> None:
+    code = """
+import os
+from ray._private import utils
+from slime.processes.termination import end_on_sigterm
+from slime.ray import local_start
+
+def init():
+    utils.set_sigterm_handler(lambda *_: os._exit(15))
+    os.kill(os.getpid(), 15)
+
+end_on_sigterm()
+local_start.start_ray(60.0, init)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS
+    )
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (143, "terminated by SIGTERM"), ended
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize("at", ["start", "port"])
 def test_a_gcs_that_is_stopped_while_ray_starts_ends_the_run_in_seconds(at: str) -> None:
